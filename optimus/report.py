@@ -1,0 +1,134 @@
+"""What a run did to its graphs: per pattern what was seen, what fired, what was missed and why.
+
+Everything a user reads about a rewrite (the table at fit start, the summary file, `explain`) comes
+from these records; patterns themselves never count or log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass
+class MissRecord:
+    """Why anchors of one pattern did not fire: one record a reason.
+
+    `example` is the name of the first node that missed for this reason and `source` the line of the
+    user's program it came from (empty when the graph carries no stack traces).
+    """
+
+    reason: str
+    count: int = 0
+    example: str = ""
+    source: str = ""
+
+
+@dataclass
+class PatternReport:
+    """One pattern on one graph. `nodes_before`/`nodes_after` count the graph around its run."""
+
+    name: str
+    family: str
+    anchors: int = 0
+    fired: int = 0
+    misses: dict[str, MissRecord] = field(default_factory=dict[str, MissRecord])
+    nodes_before: int = 0
+    nodes_after: int = 0
+    seconds: float = 0.0
+
+    def miss(self, reason: str, example: str = "", source: str = "") -> None:
+        """Count one anchor that missed for `reason`; the first one of a reason is kept as example."""
+        record = self.misses.setdefault(reason, MissRecord(reason, 0, example, source))
+        record.count += 1
+
+
+@dataclass
+class GraphReport:
+    """One compiled graph.
+
+    `fallback` is empty when the rewritten graph runs; otherwise it says what runs instead and why.
+    `rewrite_seconds` is the time spent in Optimus, `compile_seconds` that of the inner compiler.
+    """
+
+    index: int
+    nodes_before: int = 0
+    nodes_after: int = 0
+    rewrite_seconds: float = 0.0
+    compile_seconds: float = 0.0
+    fallback: str = ""
+    patterns: list[PatternReport] = field(default_factory=list[PatternReport])
+
+    @property
+    def fired(self) -> int:
+        """Rewrites made on this graph, over all patterns."""
+        return sum(p.fired for p in self.patterns)
+
+
+@dataclass
+class Report:
+    """All graphs that one backend compiled, in order."""
+
+    graphs: list[GraphReport] = field(default_factory=list[GraphReport])
+
+    def totals(self) -> list[PatternReport]:
+        """Per-pattern sums over the graphs, in pipeline order."""
+        merged: dict[str, PatternReport] = {}
+        for pattern in self._patterns():
+            total = merged.setdefault(pattern.name, PatternReport(pattern.name, pattern.family))
+            _add(total, pattern)
+        return list(merged.values())
+
+    def fired(self, name: str) -> int:
+        """How often pattern `name` fired, over all graphs."""
+        return sum(p.fired for p in self._patterns() if p.name == name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {"graphs": [asdict(g) for g in self.graphs]}
+
+    def table(self) -> str:
+        """A text table with one row a pattern that saw at least one anchor."""
+        rows = [_HEADER, *(_row(p) for p in self.totals() if p.anchors or p.fired)]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADER) - 1)]
+        lines = [_line(row, widths) for row in rows]
+        fallbacks = [f"graph {g.index}: {g.fallback}" for g in self.graphs if g.fallback]
+        return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:], *fallbacks])
+
+    def _patterns(self) -> Iterator[PatternReport]:
+        return (p for g in self.graphs for p in g.patterns)
+
+
+_HEADER = ("pattern", "family", "anchors", "fired", "nodes", "seconds", "missed because")
+
+
+def _add(total: PatternReport, part: PatternReport) -> None:
+    total.anchors += part.anchors
+    total.fired += part.fired
+    total.nodes_before += part.nodes_before
+    total.nodes_after += part.nodes_after
+    total.seconds += part.seconds
+    for record in part.misses.values():
+        kept = total.misses.setdefault(
+            record.reason, MissRecord(record.reason, 0, record.example, record.source)
+        )
+        kept.count += record.count
+
+
+def _row(pattern: PatternReport) -> tuple[str, ...]:
+    misses = sorted(pattern.misses.values(), key=lambda m: -m.count)
+    return (
+        pattern.name,
+        pattern.family,
+        str(pattern.anchors),
+        str(pattern.fired),
+        f"{pattern.nodes_after - pattern.nodes_before:+d}",
+        f"{pattern.seconds:.3f}",
+        "; ".join(f"{m.reason} ({m.count})" for m in misses[:3]),
+    )
+
+
+def _line(row: tuple[str, ...], widths: list[int]) -> str:
+    cells = [cell.ljust(width) for cell, width in zip(row[:-1], widths, strict=True)]
+    return "  ".join([*cells, row[-1]]).rstrip()
