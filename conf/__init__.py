@@ -1,0 +1,1 @@
+"""The Hydra configuration tree of `train.py`."""

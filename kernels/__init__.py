@@ -1,0 +1,1 @@
+"""Hand-written kernels, one folder an op. Imports nothing from `optimus`."""

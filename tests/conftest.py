@@ -1,0 +1,15 @@
+"""What all tests share: GPU tests are skipped without a GPU, slow ones run last."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip `gpu` tests where there is no CUDA device and move `slow` ones behind the others."""
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+    items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
