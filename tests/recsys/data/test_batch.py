@@ -57,7 +57,7 @@ def test_batch_is_pipelineable_and_moves() -> None:
     assert isinstance(batch, Pipelineable)
     assert batch.to("cpu") is batch
     moved = batch.to(torch.device("meta"))
-    assert moved.dense.is_meta and moved.labels.is_meta and moved.sparse.values().is_meta
+    assert all(part.is_meta for part in (moved.dense, moved.labels, moved.sparse.values()))
     assert moved.sparse.length_per_key() == batch.sparse.length_per_key()
 
 
