@@ -1,0 +1,1 @@
+"""Graph rewrites for recommender models, run before torch.compile."""

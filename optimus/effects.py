@@ -1,0 +1,228 @@
+"""What running one node does besides returning a value: writes, randomness, global state.
+
+Torch IR is not functional. The answers here are what `optimus.legality` builds its order of
+dependencies from; whatever is not known to be pure is taken to touch everything.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.fx import Node
+
+
+@dataclass(frozen=True)
+class Effects:
+    """`writes`: nodes whose memory is written. `random`: draws from a generator.
+
+    `barrier`: nothing may be moved across it (a change of grad mode or autocast, an unknown call).
+    """
+
+    writes: tuple[Node, ...] = ()
+    random: bool = False
+    barrier: bool = False
+
+    @property
+    def pure(self) -> bool:
+        """Whether the node only computes its value, so that it may be dropped when unused."""
+        return not (self.writes or self.random or self.barrier)
+
+
+PURE = Effects()
+
+
+def effects_of(node: Node) -> Effects:
+    """The effects of running `node`."""
+    if node.op in ("placeholder", "get_attr", "output"):
+        return PURE
+    if node.op == "call_method":
+        return _method_effects(node, str(node.target))
+    if node.op == "call_function" and callable(node.target):
+        return _function_effects(node, node.target)
+    return _unknown(node)
+
+
+def _method_effects(node: Node, name: str) -> Effects:
+    if name in _OPAQUE_METHODS or not hasattr(torch.Tensor, name):
+        return _unknown(node)
+    random = is_random(name)
+    if name == "__setitem__" or (name.endswith("_") and not name.endswith("__")):
+        return Effects(_tensors(node.args[:1]), random)
+    return Effects((), random)
+
+
+def _function_effects(node: Node, target: Callable[..., Any]) -> Effects:
+    if isinstance(target, torch._ops.OpOverload):
+        return _schema_effects(node, target._schema, is_random(target))
+    name = getattr(target, "__name__", "")
+    if target in _IN_PLACE_OPERATORS:
+        return Effects(_tensors(node.args[:1]))
+    if not _known_pure_home(target) or _is_opaque(target, name):
+        return _unknown(node)
+    writes = _tensors(node.kwargs.get("out"))
+    if name.endswith("_") and not name.endswith("__"):
+        writes += _tensors(node.args[:1])
+    if inspect.isfunction(target):
+        writes += _flagged_writes(node, target)
+    return Effects(writes, is_random(name))
+
+
+def _schema_effects(node: Node, schema: torch.FunctionSchema, random: bool) -> Effects:
+    if schema.name.removeprefix("aten::") in _LYING_KERNELS:
+        return _unknown(node)
+    writes: tuple[Node, ...] = ()
+    for position, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = node.args[position] if position < len(node.args) else None
+            writes += _tensors(node.kwargs.get(argument.name, given))
+    writes_nothing_it_says = schema.is_mutable and not writes
+    return Effects(writes, random, barrier=writes_nothing_it_says)
+
+
+def _flagged_writes(node: Node, function: Callable[..., Any]) -> tuple[Node, ...]:
+    """torch.nn.functional's arguments that turn a pure function into one that writes."""
+    try:
+        bound = inspect.signature(function).bind(*node.args, **node.kwargs)
+    except TypeError:
+        return _tensors((node.args, node.kwargs))
+    bound.apply_defaults()
+    values = bound.arguments
+    writes: tuple[Node, ...] = ()
+    if values.get("inplace", False) is not False:
+        writes += _tensors(values.get("input"))
+    if "running_mean" in values and (
+        values.get("training", False) is not False
+        or values.get("use_input_stats", False) is not False
+    ):
+        writes += _tensors((values["running_mean"], values["running_var"]))
+    if values.get("max_norm") is not None:
+        writes += _tensors(values.get("weight"))
+    return writes
+
+
+def is_random(target: str | torch._ops.OpOverload) -> bool:
+    """Whether a method, function (by name) or operator overload draws random numbers."""
+    if isinstance(target, torch._ops.OpOverload):
+        return torch.Tag.nondeterministic_seeded in target.tags
+    if target not in _RANDOM_BY_NAME:
+        packet = getattr(torch.ops.aten, target, None) if target.isidentifier() else None
+        _RANDOM_BY_NAME[target] = packet is not None and any(
+            torch.Tag.nondeterministic_seeded in getattr(packet, overload).tags
+            for overload in packet.overloads()
+        )
+    return _RANDOM_BY_NAME[target]
+
+
+# Composite functions, which have no operator of their name to ask.
+_RANDOM_BY_NAME: dict[str, bool] = {
+    "gumbel_softmax": True,
+    "multi_head_attention_forward": True,
+    "seed": True,
+    "manual_seed": True,
+    "dropout1d": True,
+    "dropout2d": True,
+    "dropout3d": True,
+}
+
+_OPAQUE_METHODS = {
+    "backward",
+    "register_hook",
+    "requires_grad_",
+    "retain_grad",
+    "resize_",
+    "resize_as_",
+    "set_",
+    "share_memory_",
+    "detach_",
+    "untyped_storage",
+    "storage",
+    "data_ptr",
+}
+_OPAQUE_FUNCTIONS = {"setattr", "delattr", "manual_seed", "seed", "set_default_dtype"}
+
+# Operators that update running statistics without their schema saying so.
+_LYING_KERNELS = {
+    "batch_norm",
+    "instance_norm",
+    "native_batch_norm",
+    "cudnn_batch_norm",
+    "miopen_batch_norm",
+    "batch_norm_update_stats",
+    "_batch_norm_impl_index",
+}
+
+_IN_PLACE_OPERATORS = {
+    operator.setitem,
+    operator.delitem,
+    operator.iadd,
+    operator.isub,
+    operator.imul,
+    operator.itruediv,
+    operator.ifloordiv,
+    operator.imod,
+    operator.ipow,
+    operator.iand,
+    operator.ior,
+    operator.ixor,
+    operator.imatmul,
+    operator.ilshift,
+    operator.irshift,
+}
+
+# Modules whose functions compute a value and nothing else, but for the flags read above. Context
+# switches live elsewhere (torch._C, torch.amp.autocast_mode) and stay barriers.
+_PURE_HOMES = {
+    "torch",
+    "torch._C._nn",
+    "torch._C._linalg",
+    "torch._C._special",
+    "torch._C._fft",
+    "torch.functional",
+    "torch.nn.functional",
+    "_operator",
+    "math",
+}
+_PURE_BUILTINS: set[Any] = {getattr, len, max, min, abs, int, float, bool, slice}
+
+
+def _is_opaque(target: Callable[..., Any], name: str) -> bool:
+    if name in _LYING_KERNELS:  # torch.nn.functional's say what they write by their flags
+        return not inspect.isfunction(target)
+    # A check is kept for its effect, which is to raise.
+    return name in _OPAQUE_FUNCTIONS or "assert" in name or name.startswith("_check")
+
+
+def _known_pure_home(target: Callable[..., Any]) -> bool:
+    if _is_tensor_method(target):
+        return True
+    home = getattr(target, "__module__", None)
+    if home is None:  # torch's own built-ins carry their type's name instead of a module
+        owner = getattr(target, "__self__", None)
+        return isinstance(owner, type) and owner.__module__ == "torch._C"
+    if home == "builtins":
+        return target in _PURE_BUILTINS
+    if inspect.isfunction(target) and home in ("torch", "torch.nn.functional"):
+        return getattr(torch, target.__name__, None) is target or hasattr(F, target.__name__)
+    return home in _PURE_HOMES
+
+
+def _is_tensor_method(target: Callable[..., Any]) -> bool:
+    name = getattr(target, "__name__", "")
+    return name not in _OPAQUE_METHODS and getattr(torch.Tensor, name, None) is target
+
+
+def _unknown(node: Node) -> Effects:
+    return Effects(_tensors((node.args, node.kwargs)), random=True, barrier=True)
+
+
+def _tensors(values: Any) -> tuple[Node, ...]:
+    """All nodes inside nested arguments."""
+    found: list[Node] = []
+    torch.fx.map_arg(values, found.append)
+    return tuple(found)

@@ -1,0 +1,215 @@
+"""Strides and sharing of memory: what a caller or a consumer could notice is restored.
+
+A rewrite may lay a value out differently, or make it a view of a larger one. Most operations do not
+care. `settle` recomputes the fake values downstream and restores the layout in front of what does
+care; `OutputContract` restores it for what the graph returns: eager's strides, and memory of its
+own wherever eager gave that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from optimus.editor import Editor, Refused
+from optimus.legality import storages_of, value_of
+from optimus.ops import op_of
+from optimus.values import Unknown, is_fresh, same_strides, same_type
+
+
+def settle(editor: Editor) -> None:
+    """Carry changes of layout and memory downstream through the whole graph.
+
+    Raises Refused when a value's layout can be neither kept nor restored.
+    """
+    if not editor.changed:
+        return
+    changed = editor.changed
+    for node in list(editor.graph.nodes):
+        moved = [source for source in node.all_input_nodes if source in changed]
+        if moved and node.op != "output":
+            _settle_node(editor, node, moved)
+    changed.clear()
+    editor.legality.refresh_memory()
+
+
+def _settle_node(editor: Editor, node: Node, moved: list[Node]) -> None:
+    old_value = value_of(node)
+    if _minds_layout(node):
+        _restore_inputs(editor, node, moved)
+        return
+    if not any(_reaches(old_value, source, editor.changed[source]) for source in moved):
+        return
+    was_fresh = not storages_of(old_value) & storages_of([editor.changed[s] for s in moved])
+    try:
+        new_value = editor.evaluate(node)
+    except Unknown:  # a view that the new strides do not allow
+        _restore_inputs(editor, node, moved)
+        return
+    if not same_type(old_value, new_value):
+        raise Refused(f"{node.name} would change its type downstream of a rewrite")
+    node.meta["example_value"] = new_value
+    if was_fresh and is_fresh(node) and same_strides(old_value, new_value):
+        node.meta["example_value"] = old_value
+    elif was_fresh and editor.legality.writers(old_value):
+        _own_memory(editor, node, old_value)
+    else:
+        editor.changed[node] = old_value
+
+
+def _reaches(value: Any, source: Node, before: Any) -> bool:
+    """Whether a change of `source` can change `value`: it was a view of it, or strides differ."""
+    return bool(storages_of(value) & storages_of(before)) or not same_strides(
+        before, value_of(source)
+    )
+
+
+def _minds_layout(node: Node) -> bool:
+    """Whether the node may see strides: anything but PyTorch's own functional operations."""
+    if op_of(node) is not None:
+        return False
+    if node.op == "call_method":
+        return node.target in _LAYOUT_METHODS
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return target.namespace not in ("aten", "prims") or target._schema.name in _LAYOUT_ATEN
+    return getattr(target, "__module__", None) not in (*_TORCH_HOMES, None) or (
+        getattr(target, "__name__", "") in _LAYOUT_METHODS
+    )
+
+
+_LAYOUT_METHODS = {
+    "as_strided",
+    "stride",
+    "is_contiguous",
+    "storage_offset",
+    "data_ptr",
+    "untyped_storage",
+    "view_as",
+}
+_LAYOUT_ATEN = {"aten::as_strided", "aten::as_strided_"}
+_TORCH_HOMES = ("torch", "torch._C._nn", "torch.functional", "torch.nn.functional", "_operator")
+
+
+def _restore_inputs(editor: Editor, node: Node, moved: list[Node]) -> None:
+    for source in moved:
+        before = editor.changed[source]
+        if isinstance(before, torch.Tensor) and not same_strides(before, value_of(source)):
+            with editor.graph.inserting_before(node):
+                restored = restride(editor, source, before, place=node)
+            node.replace_input_with(source, restored)
+
+
+def _own_memory(editor: Editor, node: Node, old_value: torch.Tensor) -> None:
+    """`node` has become a view, but somebody writes to its memory: give it its own again."""
+    users = list(node.users)
+    with editor.graph.inserting_after(node):
+        copy = restride(editor, node, old_value, place=node)
+    copy.meta["example_value"] = old_value
+    for user in users:
+        user.replace_input_with(node, copy)
+
+
+def restride(editor: Editor, node: Node, like: torch.Tensor, place: Node) -> Node:
+    """A copy of `node` in fresh memory with the strides of `like`, at the insertion point.
+
+    Raises Refused unless `like` is a dense permutation of its dimensions.
+    """
+    order = _dense_order(like)
+    if order is None:
+        raise Refused("a layout with gaps or overlaps cannot be restored")
+    if order == list(range(like.dim())):
+        return _clone(editor, node, place)
+    inverse = [order.index(dim) for dim in range(like.dim())]
+    permuted = editor.make("permute", (node, tuple(order)), {}, node, place)
+    with editor.graph.inserting_after(permuted):
+        copy = _clone(editor, permuted, place)
+    with editor.graph.inserting_after(copy):
+        return editor.make("permute", (copy, tuple(inverse)), {}, node, place)
+
+
+def _clone(editor: Editor, node: Node, place: Node) -> Node:
+    options = {"memory_format": torch.contiguous_format}
+    return editor.make(torch.clone, (node,), options, node, place)
+
+
+def _dense_order(tensor: torch.Tensor) -> list[int] | None:
+    """Dimensions from outermost to innermost in memory; None if they do not tile it."""
+    hints = [_hint(stride) for stride in tensor.stride()]
+    order = sorted(range(tensor.dim()), key=lambda dim: (-hints[dim], dim))
+    return order if tensor.permute(order).is_contiguous() else None
+
+
+def _hint(size: Any) -> int:
+    return size if isinstance(size, int) else int(size.node.hint or 0)
+
+
+@dataclass(frozen=True)
+class _Promise:
+    value: Any
+    partners: frozenset[int]
+    fresh: bool
+
+
+class OutputContract:
+    """What the graph's outputs were before any rewrite, to be kept after all of them."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._promises = [
+            _Promise(value_of(node), partners, is_fresh(node))
+            for node, partners in zip(*_outputs_and_partners(graph), strict=True)
+        ]
+
+    def enforce(self, editor: Editor) -> None:
+        """Restore strides and memory of the outputs where a rewrite has changed them.
+
+        Raises Refused when an output cannot be what it was.
+        """
+        outputs, partners = _outputs_and_partners(editor.graph)
+        end = editor.graph.output_node()
+        restored: list[Node | None] = [None] * len(outputs)
+        for position, promise in enumerate(self._promises):
+            node, now = outputs[position], partners[position]
+            if not same_type(promise.value, value_of(node)):
+                raise Refused(f"output {position} would change its type")
+            if not promise.partners <= now:
+                raise Refused(f"output {position} would no longer share memory as it did")
+            kept = same_strides(promise.value, value_of(node)) and now == promise.partners
+            if not kept or (promise.fresh and not is_fresh(node)):
+                if promise.partners:
+                    raise Refused(f"output {position} is a view whose layout changed")
+                with editor.graph.inserting_after(node):
+                    restored[position] = restride(editor, node, promise.value, place=node)
+        _set_outputs(end, restored)
+
+
+def _outputs_and_partners(graph: Graph) -> tuple[list[Node], list[frozenset[int]]]:
+    """All returned nodes, and whose memory each shares: inputs (-1 - i) and other outputs (i)."""
+    inputs = [node for node in graph.nodes if node.op in ("placeholder", "get_attr")]
+    outputs: list[Node] = []
+    torch.fx.map_arg(graph.output_node().args, outputs.append)
+    owners: dict[int, set[int]] = {}
+    for position, node in enumerate((*inputs, *outputs)):
+        name = position - len(inputs) if position >= len(inputs) else -1 - position
+        for storage in storages_of(value_of(node)):
+            owners.setdefault(storage, set()).add(name)
+    shared = [
+        frozenset[int]().union(*(owners[s] for s in storages_of(value_of(node)))) - {i}
+        for i, node in enumerate(outputs)
+    ]
+    return outputs, shared
+
+
+def _set_outputs(end: Node, restored: Sequence[Node | None]) -> None:
+    position = -1
+
+    def pick(node: Node) -> Node:
+        nonlocal position
+        position += 1
+        return restored[position] or node
+
+    end.args = torch.fx.map_arg(end.args, pick)

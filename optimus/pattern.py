@@ -1,0 +1,120 @@
+"""The contract between a rewrite and the engine.
+
+A pattern says what it looks for and what to put there. It is a frozen dataclass whose fields are
+its knobs; `match` or `key` read the graph and answer with a `Miss` when something is in the way;
+`rewrite` builds the replacement through the `Editor`. Everything that must hold for any rewrite
+(memory, grad mode, autocast, randomness, order, shapes and types) is checked by the engine.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch.fx import Node
+
+if TYPE_CHECKING:
+    from optimus.editor import Editor
+
+Family = Literal["normalize", "vertical", "horizontal", "kernels"]
+
+
+@dataclass(frozen=True)
+class Miss:
+    """Why an anchor does not fire: a reason in lower case, without the node's name."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Match:
+    """What a rewrite would replace.
+
+    `nodes`: every node whose work the replacement takes over, the anchor first. Inputs of these
+    that are not among them stay inputs of the replacement, or stand in `drops` if the result does
+    not depend on them. `values`: whatever `rewrite` needs to know, as `match` found it.
+    """
+
+    nodes: tuple[Node, ...]
+    drops: tuple[Node, ...] = ()
+    values: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def anchor(self) -> Node:
+        """The node the match started from."""
+        return self.nodes[0]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
+
+
+@dataclass(frozen=True)
+class Example:
+    """A program for tests, docs and micro-benchmarks.
+
+    `build` returns a module and its inputs; `fires` is how often the pattern alone (after the
+    normalisations it needs) must fire on it, 0 for a near-miss. `exact`: forward and gradients must
+    be bitwise what they were, because only views and copies move.
+    """
+
+    name: str
+    build: Callable[[], tuple[torch.nn.Module, tuple[torch.Tensor, ...]]]
+    fires: int
+    exact: bool = False
+    train: bool = True
+
+
+class Rewrite(ABC):
+    """What `Pattern` and `GroupPattern` share."""
+
+    anchors: ClassVar[tuple[str, ...]]
+    """Names of the operations (optimus.ops) that it starts from."""
+    family: ClassVar[Family]
+    replaces_effects: ClassVar[bool] = False
+    """Whether it takes over writes or random draws of the nodes it replaces."""
+    upstream: ClassVar[tuple[str, ...]] = ()
+    """Names that PyTorch's own passes of this purpose have."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The one name: that of the pattern's file."""
+        return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+
+    @classmethod
+    @abstractmethod
+    def examples(cls) -> Sequence[Example]:
+        """At least one program that fires and one near-miss."""
+
+
+class Pattern(Rewrite):
+    """A local rewrite: one anchor and what hangs on it."""
+
+    @abstractmethod
+    def match(self, node: Node) -> Match | Miss:
+        """What to replace around `node`, one of `anchors`; the graph is only read."""
+
+    @abstractmethod
+    def rewrite(self, match: Match, edit: Editor) -> None:
+        """Build the replacement in front of the anchor."""
+
+
+class GroupPattern(Rewrite):
+    """A rewrite of independent nodes with equal keys, found over the whole graph."""
+
+    smallest_group: ClassVar[int] = 2
+
+    @abstractmethod
+    def key(self, node: Node) -> Hashable | Miss:
+        """What members of one group have in common beyond operation, types and context."""
+
+    def arrange(self, group: Sequence[Node]) -> Sequence[Sequence[Node]]:
+        """Split and order a group before it is rewritten (graph order as given)."""
+        return [group]
+
+    @abstractmethod
+    def rewrite(self, group: Sequence[Node], edit: Editor) -> None:
+        """Build the replacement of all members in front of the first."""

@@ -1,0 +1,117 @@
+"""PIPELINE, the ordered list of everything Optimus does, and what a user may select of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from optimus.driver import Phase
+from optimus.pattern import Rewrite
+from optimus.patterns.horizontal.batch_linears import BatchLinears
+from optimus.patterns.normalize.canonicalize_calls import CanonicalizeCalls
+
+PIPELINE: tuple[Phase, ...] = (
+    Phase("normalize", (CanonicalizeCalls(),)),
+    Phase("vertical", ()),
+    Phase("horizontal", (BatchLinears(),)),
+)
+"""Phases in the order they run; a phase is repeated until it changes nothing."""
+
+PRESETS = ("none", "vertical", "horizontal", "all")
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What runs: phases holding the selected patterns with their knobs, in pipeline order."""
+
+    phases: tuple[Phase, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the selected patterns, normalisations among them, in pipeline order."""
+        return tuple(dict.fromkeys(p.name() for phase in self.phases for p in phase.patterns))
+
+    def __bool__(self) -> bool:
+        return bool(self.names)
+
+
+def patterns_by_name() -> dict[str, Rewrite]:
+    """Every pattern once, in pipeline order."""
+    return {p.name(): p for phase in PIPELINE for p in phase.patterns}
+
+
+def pattern_names() -> tuple[str, ...]:
+    """Names a user may select: all but the normalisations, which come with any other pattern."""
+    return tuple(n for n, p in patterns_by_name().items() if p.family != "normalize")
+
+
+def select(
+    patterns: str | Sequence[str] = "all",
+    disable: Sequence[str] = (),
+    knobs: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Selection:
+    """The selection that `patterns` names, less `disable`, with `knobs` set.
+
+    `patterns`: "none", "vertical", "horizontal" (with the vertical clean-up it needs), "all", the
+    name of a pattern, or a list of these; order does not matter. Raises ValueError naming the
+    nearest valid names for anything unknown.
+    """
+    wanted = [patterns] if isinstance(patterns, str) else list(patterns)
+    names = {name for word in wanted for name in _expand(word)}
+    names -= {_known(name, patterns_by_name(), "pattern") for name in disable}
+    settings = {_known(n, patterns_by_name(), "pattern"): k for n, k in (knobs or {}).items()}
+    if names:
+        normalisations = {n for n, p in patterns_by_name().items() if p.family == "normalize"}
+        names |= normalisations - set(disable)
+    return Selection(
+        tuple(
+            Phase(
+                phase.name,
+                tuple(
+                    _with_knobs(p, settings.get(p.name(), {}))
+                    for p in phase.patterns
+                    if p.name() in names
+                ),
+            )
+            for phase in PIPELINE
+        )
+    )
+
+
+def _expand(word: str) -> tuple[str, ...]:
+    everything = patterns_by_name()
+    if word == "none":
+        return ()
+    if word == "all":
+        return pattern_names()
+    if word in PRESETS:
+        return tuple(n for n, p in everything.items() if p.family in _FAMILIES[word])
+    return (_known(word, (*PRESETS, *everything), "pattern or preset"),)
+
+
+# Horizontal rewrites leave unbind/stack pairs that the vertical ones remove.
+_FAMILIES = {"vertical": ("vertical",), "horizontal": ("horizontal", "vertical")}
+
+
+def _known(name: str, valid: Mapping[str, Any] | Sequence[str], what: str) -> str:
+    if name in valid:
+        return name
+    near = difflib.get_close_matches(name, list(valid), n=3, cutoff=0.4) or list(valid)
+    raise ValueError(f"unknown {what} {name!r}; nearest valid: {', '.join(near)}")
+
+
+def _with_knobs(pattern: Rewrite, knobs: Mapping[str, Any]) -> Rewrite:
+    if not knobs:
+        return pattern
+    assert dataclasses.is_dataclass(pattern)
+    valid = [f.name for f in dataclasses.fields(pattern)]
+    for name in knobs:
+        if not valid:
+            raise ValueError(
+                f"pattern {pattern.name()!r} has no knobs, so {name!r} is none of them"
+            )
+        _known(name, valid, f"knob of {pattern.name()!r}:")
+    return dataclasses.replace(pattern, **knobs)

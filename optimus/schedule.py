@@ -1,0 +1,107 @@
+"""Which nodes of a graph can run together: grouping by key over the whole graph at once.
+
+Agenda-based batching (Neubig et al., "On-the-fly Operation Batching in Dynamic Computation
+Graphs", NeurIPS 2017). The graph is scheduled as a machine would run it: nodes without a key run as
+soon as their inputs are there; when only keyed nodes are left, all ready nodes of one key run
+together. Members of a group were ready at the same time, so none depends on another, and the order
+of the schedule is a topological order in which every group stands as one block: merging all groups
+can make no cycle. Among the keys that are ready the one whose nodes lie least deep on average goes
+first, so that a key waits for its members deeper in the graph. Linear in nodes and dependencies, up
+to a logarithm for the queue.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch.fx import Node
+
+
+@dataclass
+class Schedule:
+    """`order`: all nodes; `groups`: those of one key that run together, each a block of `order`."""
+
+    order: list[Node] = field(default_factory=list[Node])
+    groups: list[list[Node]] = field(default_factory=list[list[Node]])
+
+
+def schedule(
+    nodes: Sequence[Node],
+    keys: Mapping[Node, Hashable],
+    dependencies: Mapping[Node, Sequence[Node]],
+) -> Schedule:
+    """Group `nodes` (in topological order) by `keys`.
+
+    `dependencies` holds, beyond a node's inputs, the earlier nodes it must stay behind.
+    """
+    agenda = _Agenda(nodes, keys, dependencies)
+    result = Schedule()
+    while (block := agenda.next_block()) is not None:
+        result.order += block
+        if len(block) > 1:
+            result.groups.append(block)
+    return result
+
+
+class _Agenda:
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        keys: Mapping[Node, Hashable],
+        dependencies: Mapping[Node, Sequence[Node]],
+    ) -> None:
+        self._keys = keys
+        self._position = {node: i for i, node in enumerate(nodes)}
+        self._waiting: dict[Node, int] = {}
+        self._followers: dict[Node, list[Node]] = defaultdict(list)
+        self._plain: list[tuple[int, Node]] = []
+        self._ready: dict[Hashable, list[Node]] = defaultdict(list)
+        depths: dict[Node, int] = {}
+        for node in nodes:
+            before = dict.fromkeys((*node.all_input_nodes, *dependencies.get(node, ())))
+            self._waiting[node] = len(before)
+            for earlier in before:
+                self._followers[earlier].append(node)
+            depths[node] = 1 + max((depths[earlier] for earlier in before), default=0)
+            if not before:
+                self._make_ready(node)
+        self._rank = _ranks(keys, depths)
+
+    def next_block(self) -> list[Node] | None:
+        """The next nodes to run: one without a key, or all that are ready of one key."""
+        if self._plain:
+            block = [heapq.heappop(self._plain)[1]]
+        elif self._ready:
+            key = min(self._ready, key=self._rank.__getitem__)
+            block = sorted(self._ready.pop(key), key=self._position.__getitem__)
+        else:
+            return None
+        for node in block:
+            self._finish(node)
+        return block
+
+    def _finish(self, node: Node) -> None:
+        for follower in self._followers[node]:
+            self._waiting[follower] -= 1
+            if not self._waiting[follower]:
+                self._make_ready(follower)
+
+    def _make_ready(self, node: Node) -> None:
+        if node in self._keys:
+            self._ready[self._keys[node]].append(node)
+        else:
+            heapq.heappush(self._plain, (self._position[node], node))
+
+
+def _ranks(
+    keys: Mapping[Node, Hashable], depths: Mapping[Node, int]
+) -> dict[Hashable, tuple[float, int]]:
+    """Per key the average depth of its nodes; ties go to the key seen first."""
+    members: dict[Hashable, list[int]] = defaultdict(list)
+    for node, depth in depths.items():
+        if node in keys:
+            members[keys[node]].append(depth)
+    return {key: (sum(d) / len(d), i) for i, (key, d) in enumerate(members.items())}

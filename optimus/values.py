@@ -1,0 +1,120 @@
+"""Fake values of nodes: computing them for new nodes and comparing them without adding guards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx import Graph, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from optimus.legality import Context, storages_of, value_of
+
+
+class Unknown(Exception):
+    """The value of a call cannot be told from the fake values of its inputs."""
+
+
+def fake_mode_of(graph: Graph) -> FakeTensorMode | None:
+    """The mode that the graph's fake values belong to; None when it has no fake value."""
+    for node in graph.nodes:
+        value = value_of(node)
+        if isinstance(value, FakeTensor):
+            return value.fake_mode
+    return None
+
+
+def evaluate(
+    mode: FakeTensorMode,
+    context: Context,
+    target: Callable[..., Any] | str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """The fake value of a call, under the grad mode and autocast state of `context`.
+
+    Raises Unknown when an input has no value, when the call fails on these inputs, or when it
+    could only be computed by fixing a dynamic size.
+    """
+    fake_args, fake_kwargs = torch.fx.map_arg((args, kwargs), _known_value)
+    guards = _num_guards(mode)
+    try:
+        with mode, context.active():
+            if isinstance(target, str):
+                value = getattr(fake_args[0], target)(*fake_args[1:], **fake_kwargs)
+            else:
+                value = target(*fake_args, **fake_kwargs)
+    except Exception as error:
+        raise Unknown(f"{_name(target)} fails here: {_first_line(error)}") from error
+    if _num_guards(mode) != guards:
+        raise Unknown(f"{_name(target)} would fix a dynamic size")
+    return value
+
+
+def same_type(one: Any, other: Any) -> bool:
+    """Whether two values have equal shape, dtype, device and requires_grad (nested: each part)."""
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return (
+            one.dtype == other.dtype
+            and one.device == other.device
+            and one.layout == other.layout
+            and one.requires_grad == other.requires_grad
+            and same_sizes(one.shape, other.shape)
+        )
+    if isinstance(one, tuple | list) and isinstance(other, tuple | list):
+        return len(one) == len(other) and all(map(same_type, one, other))
+    return type(one) is type(other) and same_size(one, other)
+
+
+def same_strides(one: Any, other: Any) -> bool:
+    """Whether two values of the same type are also laid out in memory the same way."""
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.layout is not torch.strided or same_sizes(one.stride(), other.stride())
+    if isinstance(one, tuple | list) and isinstance(other, tuple | list):
+        return len(one) == len(other) and all(map(same_strides, one, other))
+    return True
+
+
+def same_sizes(one: Any, other: Any) -> bool:
+    """Whether two shapes are equal for every value of their dynamic sizes."""
+    return len(one) == len(other) and all(map(same_size, one, other))
+
+
+def same_size(one: Any, other: Any) -> bool:
+    """Whether two sizes (or other plain values) are equal, for every value of dynamic ones."""
+    if isinstance(one, torch.SymInt) or isinstance(other, torch.SymInt):
+        return bool(statically_known_true(one == other))
+    return bool(one == other)
+
+
+def static_size(value: torch.Tensor, dim: int) -> int | None:
+    """The size along `dim`, None when it is dynamic."""
+    size = value.shape[dim]
+    return size if isinstance(size, int) else None
+
+
+def is_fresh(node: Node) -> bool:
+    """Whether the node's value lives in memory of its own rather than in that of an input."""
+    inputs = storages_of([value_of(n) for n in node.all_input_nodes])
+    return not (storages_of(value_of(node)) & inputs)
+
+
+def _known_value(node: Node) -> Any:
+    value = value_of(node)
+    if value is None:
+        raise Unknown(f"the value of {node.name} is not known")
+    return value
+
+
+def _num_guards(mode: FakeTensorMode) -> int:
+    return len(mode.shape_env.guards) if mode.shape_env is not None else 0
+
+
+def _name(target: Callable[..., Any] | str) -> str:
+    return target if isinstance(target, str) else getattr(target, "__name__", repr(target))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
