@@ -249,9 +249,10 @@ def _backward_compiled_at_once() -> Generator[None]:
 
 
 def describe(error: BaseException) -> str:
-    """An exception in one line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
+    """An exception in one line; that of a compiler stage is named by what it wraps."""
+    error = getattr(error, "inner_exception", None) or error
+    words = " ".join(str(error).split())
+    return f"{type(error).__name__}: {words[:400]}" if words else type(error).__name__
 
 
 class CompiledTargets:
