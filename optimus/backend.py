@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.fx import Graph, GraphModule
@@ -94,8 +94,10 @@ class OptimusBackend:
         if self._inner == "inductor":
             from torch._inductor.compile_fx import compile_fx
 
-            return compile_fx(module, list(inputs), config_patches=self._options or None)
-        return torch._dynamo.lookup_backend(self._inner)(module, list(inputs))
+            compiled: Any = compile_fx(module, list(inputs), config_patches=self._options or None)
+        else:
+            compiled = torch._dynamo.lookup_backend(self._inner)(module, list(inputs))
+        return cast(Compiled, compiled)
 
     def _fall_back(self, report: GraphReport, what: str, why: str, error: Exception) -> None:
         report.fallback = f"{what} runs: {why}"

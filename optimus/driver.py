@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -179,7 +179,7 @@ def _keys(pattern: GroupPattern, editor: Editor, report: PatternReport) -> dict[
         if isinstance(own, Miss):
             _record(report, own, node)
         else:
-            keys[node] = (common, own)
+            keys[node] = (common, freeze(own))
     return keys
 
 
@@ -197,10 +197,16 @@ def common_key(node: Node, context: Context) -> Hashable | Miss:
 
 def _argument_key(value: Any) -> Hashable:
     """Tensors by type; anything else by type and value, as 1, 1.0 and True differ."""
-    if isinstance(value, Node):
-        return _type_key(tensor_of(value))
-    if isinstance(value, tuple | list):
-        return tuple(_argument_key(part) for part in value)
+    return _type_key(tensor_of(value)) if isinstance(value, Node) else freeze(value, _argument_key)
+
+
+def freeze(value: Any, inner: Callable[[Any], Hashable] | None = None) -> Hashable:
+    """A hashable stand-in for a plain value: dynamic sizes by their expression, lists as tuples."""
+    if isinstance(value, tuple | list | torch.Size):
+        parts: Sequence[Any] = value
+        return tuple((inner or freeze)(part) for part in parts)
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return (type(value).__name__, str(value.node.expr))
     hash(value)
     return (type(value).__name__, value)
 

@@ -72,7 +72,7 @@ def _item(parts: Node, index: Any) -> Piece | None:
     source = values.get("tensor", values.get("input"))
     sizes = part_sizes(parts)
     tensor = tensor_of(source)
-    if tensor is None or sizes is None or not isinstance(index, int):
+    if not isinstance(source, Node) or tensor is None or sizes is None or type(index) is not int:
         return None
     index %= len(sizes)
     dim = values["dim"] % tensor.dim()

@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from optimus.driver import Phase
 from optimus.pattern import Rewrite
@@ -106,12 +106,12 @@ def _known(name: str, valid: Mapping[str, Any] | Sequence[str], what: str) -> st
 def _with_knobs(pattern: Rewrite, knobs: Mapping[str, Any]) -> Rewrite:
     if not knobs:
         return pattern
-    assert dataclasses.is_dataclass(pattern)
-    valid = [f.name for f in dataclasses.fields(pattern)]
+    dataclass: Any = pattern  # every pattern is one
+    valid = [f.name for f in dataclasses.fields(dataclass)]
     for name in knobs:
         if not valid:
             raise ValueError(
                 f"pattern {pattern.name()!r} has no knobs, so {name!r} is none of them"
             )
         _known(name, valid, f"knob of {pattern.name()!r}:")
-    return dataclasses.replace(pattern, **knobs)
+    return cast(Rewrite, dataclasses.replace(dataclass, **knobs))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
@@ -41,7 +42,7 @@ def evaluate(
     fake_args, fake_kwargs = torch.fx.map_arg((args, kwargs), _known_value)
     guards = _num_guards(mode)
     try:
-        with mode, context.active():
+        with mode, enable_python_dispatcher(), context.active():
             if isinstance(target, str):
                 value = getattr(fake_args[0], target)(*fake_args[1:], **fake_kwargs)
             else:
