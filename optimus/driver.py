@@ -12,6 +12,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from optimus.editor import Editor, Refused
+from optimus.functionalize import functionalize
 from optimus.layout import OutputContract, settle
 from optimus.legality import Context, Legality, tensor_of
 from optimus.ops import arguments, op_of
@@ -48,8 +49,9 @@ def rewrite(
     if mode is None:
         return []
     contract = OutputContract(graph)
+    first = functionalize(graph, mode)
     editor = Editor(graph, Legality(graph), mode)
-    reports: dict[str, PatternReport] = {}
+    reports: dict[str, PatternReport] = {first.name: first}
     for phase in phases:
         _run_phase(phase, editor, reports, strict)
     contract.enforce(editor)

@@ -17,7 +17,7 @@ from typing import Any
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, Node
 
-from optimus.legality import Context, Legality, storages_of, value_of
+from optimus.legality import Legality, storages_of, value_of
 from optimus.ops import OPS, op_of
 from optimus.values import Unknown, evaluate, is_fresh, same_strides, same_type
 
@@ -101,6 +101,9 @@ class Editor:
             self._put_in_place(old, new)
         self.edits += len(transaction.replaced)
         self._open = None
+        if transaction.replaces_effects:
+            for node in reversed(transaction.nodes):
+                self._erase(node)
         self.sweep((*transaction.nodes, *transaction.replaced, *reversed(transaction.made)))
 
     def rollback(self) -> None:

@@ -147,7 +147,7 @@ class Legality:
             return None
         for node in nodes:
             for writer in self.writers(value_of(node)):
-                if writer not in ignored and first <= writer and writer <= last:
+                if writer not in ignored and not (writer < first or last < writer):
                     return writer
         return None
 

@@ -1,4 +1,4 @@
-"""The vocabulary of Torch IR: which functions, methods and operators are spellings of one operation.
+"""The vocabulary of Torch IR: which functions, methods and operators spell one operation.
 
 Dynamo records a program as its author wrote it: `torch.relu(x)`, `F.relu(x)`, `x.relu()`. Here each
 operation has one entry: its canonical function, its parameters with their defaults, and its other
@@ -78,11 +78,44 @@ def arguments(node: Node) -> dict[str, Any] | None:
     arguments).
     """
     spelling = _spelling(node)
+    return _bind(spelling, node, writes=False) if spelling is not None else None
+
+
+def out_of_place(node: Node) -> tuple[Op, dict[str, Any]] | None:
+    """The operation and arguments that compute what an in-place call writes to its first argument.
+
+    None when `node` is no in-place spelling (`x.add_(1)`, `x += 1`, `F.relu(x, inplace=True)`) of a
+    listed operation.
+    """
+    target = node.target
+    spelling = _SPELLINGS.get(target) if node.op in ("call_function", "call_method") else None
     if spelling is None:
+        spelling = _SPELLINGS.get(_IN_PLACE.get(target, "")) or _without_underscore(target)
+        values = _bind(spelling, node, writes=False) if spelling is not None else None
+    else:
+        values = _bind(spelling, node, writes=True)
+    return (spelling.op, values) if spelling is not None and values is not None else None
+
+
+def _without_underscore(target: Target) -> _Spelling | None:
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    if not name.endswith("_") or name.endswith("__"):
         return None
-    args = node.args
-    if isinstance(node.target, str):
-        args = _join_sizes(spelling.signature, args)
+    return _SPELLINGS.get(name[:-1])  # a method's parameters are those of torch's function
+
+
+_IN_PLACE: dict[Target, Target] = {
+    operator.iadd: operator.add,
+    operator.isub: operator.sub,
+    operator.imul: operator.mul,
+    operator.itruediv: operator.truediv,
+    operator.ipow: operator.pow,
+}
+
+
+def _bind(spelling: _Spelling, node: Node, *, writes: bool) -> dict[str, Any] | None:
+    """Arguments of a call that does, or does not, say that it writes in place."""
+    args = _join_sizes(spelling.signature, node.args) if isinstance(node.target, str) else node.args
     try:
         bound = spelling.signature.bind(*args, **node.kwargs)
     except TypeError:
@@ -90,7 +123,7 @@ def arguments(node: Node) -> dict[str, Any] | None:
     bound.apply_defaults()
     values = dict(bound.arguments)
     values.pop("_stacklevel", None)
-    if values.pop("inplace", False) or values.pop("out", None) is not None:
+    if values.pop("inplace", False) is not writes or values.pop("out", None) is not None:
         return None
     if isinstance(values.get("shape"), torch.dtype):  # Tensor.view(dtype) reads the bits anew
         return None
@@ -133,9 +166,10 @@ def _is_default(parameter: inspect.Parameter, value: Any) -> bool:
 def _join_sizes(signature: inspect.Signature, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """The method `x.view(2, 3)` means `torch.reshape(x, (2, 3))`."""
     for position, name in enumerate(signature.parameters):
-        if name in _SIZES and len(args) > position and not isinstance(args[position], list | tuple):
-            if not isinstance(args[position], torch.dtype):
-                return (*args[:position], tuple(args[position:]))
+        if name in _SIZES and len(args) > position:
+            if isinstance(args[position], list | tuple | torch.dtype):
+                return args
+            return (*args[:position], tuple(args[position:]))
     return args
 
 
@@ -145,7 +179,7 @@ _SIZES = ("shape", "dims", "size")
 @cache
 def _signature(text: str) -> inspect.Signature:
     # Written as a parameter list so that the table below reads like the documentation it follows.
-    function: Callable[..., Any] = eval(f"lambda {text}: None")  # noqa: S307
+    function: Callable[..., Any] = eval(f"lambda {text}: None")
     return inspect.signature(function)
 
 
@@ -240,10 +274,11 @@ _register(
     operator.truediv,
     torch.divide,
 )
+_LOGICAL = ("logical_and", "logical_or", "logical_xor")
 _register("pow", "pointwise", torch.pow, "input, exponent", "pow", operator.pow)
-for _name in "maximum minimum atan2 fmod remainder logical_and logical_or logical_xor".split():
+for _name in ("maximum", "minimum", "atan2", "fmod", "remainder", *_LOGICAL):
     _register(_name, "pointwise", getattr(torch, _name), "input, other", _name)
-for _name in "eq ne lt le gt ge".split():
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     _register(
         _name, "pointwise", getattr(torch, _name), "input, other", _name, getattr(operator, _name)
     )

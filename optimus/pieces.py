@@ -219,7 +219,7 @@ def take(edit: Editor, piece: Piece) -> Node:
 
 
 def stack(edit: Editor, nodes: Sequence[Node]) -> Node:
-    """`torch.stack(nodes)` on a new first dimension; a view of their source where they are a run."""
+    """`torch.stack(nodes)`, on a new first dimension; a view where they are a run of one source."""
     if len(set(nodes)) == 1 and len(nodes) > 1:
         tensor = tensor_of(nodes[0])
         assert tensor is not None

@@ -26,6 +26,7 @@ class CanonicalizeCalls(Pattern):
     anchors = tuple(name for name in OPS if name not in ("getitem", "getattr"))
     family = "normalize"
     upstream = ("normalization_pass",)
+    replaces_effects = True  # nothing moves: the same call, in the same place
 
     def match(self, node: Node) -> Match | Miss:
         if is_canonical(node):
