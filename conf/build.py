@@ -1,0 +1,80 @@
+"""Objects from the configuration, and its paths checked."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra.utils import instantiate
+from lightning.pytorch import Callback, LightningDataModule, Trainer
+from omegaconf import DictConfig, OmegaConf
+
+from conf.checks import UserError
+from conf.resolvers import changed_knobs
+from recsys.checkpoint import last_good
+from recsys.module import RecModule
+
+
+def build_module(cfg: DictConfig, datamodule: Any) -> RecModule:
+    """The model for the data module's schema, with its optimizers."""
+    return RecModule(
+        instantiate(cfg.model),
+        datamodule.schema,
+        sparse_optimizer=_plain(cfg.sparse_optimizer),
+        dense_optimizer=_plain(cfg.dense_optimizer),
+        task_weights=_plain(cfg.task_weights),
+    )
+
+
+def build_datamodule(cfg: DictConfig) -> LightningDataModule:
+    """The data module, its data prepared so far that the schema is known."""
+    datamodule: LightningDataModule = instantiate(cfg.data)
+    datamodule.prepare_data()
+    datamodule.setup("fit")
+    return datamodule
+
+
+def build_trainer(cfg: DictConfig) -> Trainer:
+    """The trainer with its loggers and callbacks, Optimus among them."""
+    torch.set_float32_matmul_precision(cfg.matmul_precision)
+    loggers = [instantiate(logger) for logger in _entries(cfg.logger)]
+    callbacks: list[Callback] = [instantiate(callback) for callback in _entries(cfg.callbacks)]
+    if cfg.optimus is not None:
+        knobs = changed_knobs(_plain(cfg.optimus.knobs))
+        callbacks.insert(0, instantiate(cfg.optimus, knobs=knobs, _convert_="all"))
+    return instantiate(cfg.trainer, callbacks=callbacks, logger=loggers or False)
+
+
+def resume_path(cfg: DictConfig) -> Path | None:
+    """The checkpoint that `resume` names. Raises UserError, naming the nearest, if there is none."""
+    if cfg.resume is None:
+        return None
+    if cfg.resume == "last":
+        runs = Path(cfg.paths.runs)
+        found = last_good(*{file.parent for file in runs.rglob("*.ckpt")})
+        if found is None:
+            raise UserError(f"resume=last: no run in {runs.absolute()} has a checkpoint")
+        return found
+    path = Path(cfg.resume)
+    if path.is_file():
+        return path
+    found = last_good(path, path / "checkpoints")
+    if found is None:
+        raise UserError(f"resume={path}: no checkpoint there{_nearest_checkpoints(cfg, path)}")
+    return found
+
+
+def _nearest_checkpoints(cfg: DictConfig, path: Path) -> str:
+    known = [str(file) for file in Path(cfg.paths.runs).rglob("*.ckpt")]
+    near = difflib.get_close_matches(str(path), known, n=3, cutoff=0.0)
+    return f"; nearest: {', '.join(near)}" if near else ""
+
+
+def _entries(group: DictConfig | None) -> list[DictConfig]:
+    return [entry for entry in (group or {}).values() if entry is not None]
+
+
+def _plain(node: Any) -> Any:
+    return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node

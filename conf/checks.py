@@ -1,0 +1,160 @@
+"""Refuse what cannot work before any work starts, naming the nearest valid names.
+
+Hydra refuses unknown groups and keys too, but lists everything there is, or nothing; and what
+`optimus.patterns=` and `optimus.disable=` may be it cannot know.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, QuotedString
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+
+from optimus.ablation import case
+from optimus.pipeline import select
+
+CONF = Path(__file__).parent
+
+
+class UserError(SystemExit):
+    """Something to tell the user in one line: ends the program with it, without a traceback."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(f"train.py: {message}")
+
+
+def check_command_line(arguments: Sequence[str]) -> None:
+    """Raise UserError for overrides that name an unknown group, option, key or pattern.
+
+    `arguments` are those of the program. All values of a sweep are looked at, so that no job starts
+    when a later one cannot. With --config-dir, -cp or -cn there may be more than `conf` holds: then
+    Hydra alone judges groups and keys.
+    """
+    overrides = list(_overrides(arguments))
+    if not any(_names_other_configs(argument) for argument in arguments):
+        options = group_options()
+        for override in overrides:
+            if override.key_or_group in options:
+                _check_group(override, options[override.key_or_group])
+        _check_keys(overrides, arguments)
+    for override in overrides:
+        _check_patterns(override)
+
+
+def check(cfg: DictConfig) -> None:
+    """Raise UserError for a composed configuration that cannot work."""
+    try:
+        plain: Any = OmegaConf.to_container(cfg, resolve=True)
+        optimus = plain["optimus"]
+        select(optimus["patterns"], optimus["disable"], optimus["knobs"])
+    except (ValueError, TypeError) as error:
+        raise UserError(_first_line(error)) from error
+
+
+def nearest(name: str, valid: Iterable[str], everything: bool = True) -> str:
+    """'did you mean ...?' for a misspelt name, and what there is when nothing is near."""
+    valid = sorted(valid)
+    near = difflib.get_close_matches(name, valid, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else ""
+    return " ".join(filter(None, [hint, f"(valid: {', '.join(valid)})" if everything else ""]))
+
+
+def group_options() -> dict[str, list[str]]:
+    """Options of each group of `conf`."""
+    groups = [folder for folder in CONF.iterdir() if any(folder.glob("*.yaml"))]
+    return {group.name: sorted(f.stem for f in group.glob("*.yaml")) for group in groups}
+
+
+def _overrides(arguments: Sequence[str]) -> Iterator[Override]:
+    words = [a for a in arguments if "=" in a and not a.startswith("-")]
+    try:
+        yield from OverridesParser.create().parse_overrides(words)
+    except HydraException as error:
+        raise UserError(_first_line(error)) from error
+
+
+def _names_other_configs(argument: str) -> bool:
+    return argument.startswith(("--config-", "-cd", "-cp", "-cn"))
+
+
+def _check_group(override: Override, options: Sequence[str]) -> None:
+    for value in _values(override):
+        names = value if isinstance(value, list) else [value]
+        for name in names:
+            if name is not None and str(name) not in options:
+                group = override.key_or_group
+                raise UserError(f"unknown {group} {str(name)!r}: {nearest(str(name), options)}")
+
+
+def _check_keys(overrides: Sequence[Override], arguments: Sequence[str]) -> None:
+    groups = group_options()
+    plain = [o for o in overrides if not (o.is_add() or o.is_force_add() or o.is_delete())]
+    chosen = [o for o in plain if o.key_or_group in groups]
+    keys = [o.key_or_group for o in plain if o.key_or_group.split(".")[0] != "hydra"]
+    unknown = [key for key in keys if key not in groups and "/" not in key and "@" not in key]
+    if not unknown:
+        return
+    known = set(_known_keys(chosen))
+    for key in unknown:
+        if key not in known:
+            near = nearest(key, known, everything=False) or f"see {CONF}/config.yaml for what is"
+            raise UserError(f"unknown key {key!r}: {near}")
+
+
+def _known_keys(chosen: Sequence[Override]) -> Iterator[str]:
+    """Keys of the configurations that `chosen` options give; of a sweep, the first value's too."""
+    words = [f"{o.key_or_group}={next(iter(_values(o)))}" for o in chosen]
+    words = [word for word in words if not word.endswith("=None")]
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        yield from _dotted(compose("config", overrides=words))
+
+
+def _dotted(node: Any, prefix: str = "") -> Iterator[str]:
+    for key in node:
+        yield f"{prefix}{key}"
+        child = node._get_node(key)
+        if isinstance(child, DictConfig) and not child._is_none() and not child._is_interpolation():
+            yield from _dotted(child, f"{prefix}{key}.")
+
+
+def _check_patterns(override: Override) -> None:
+    key = override.key_or_group
+    if key not in {"optimus.patterns", "optimus.disable", "case"}:
+        return
+    for value in _values(override):
+        try:
+            if key == "case":
+                case(str(value))
+            elif key == "optimus.patterns":
+                select(value)
+            else:
+                select("all", disable=value or ())
+        except (ValueError, TypeError) as error:
+            raise UserError(f"{key}: {_first_line(error)}") from error
+
+
+def _values(override: Override) -> Iterator[Any]:
+    """All values of an override, of a sweep one after the other."""
+    if override.is_sweep_override():
+        yield from (_plain(value) for value in override.sweep_iterator(transformer=lambda x: x))
+    else:
+        yield _plain(override.value())
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, QuotedString):
+        return value.text
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0]

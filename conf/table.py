@@ -1,0 +1,221 @@
+"""The table at the end of a multirun: one row a job, as text, as summary.csv and as a plot."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from hydra.core.utils import JobReturn
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+
+from conf.jobs import Result
+
+CSV_NAME = "summary.csv"
+SUMMARY = "optimus_summary.json"
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Row:
+    """One job. Figures are of the optimised phase; None where the run has none (see `error`).
+
+    `gain` compares the phase with the baseline steps of the same job, `gain_vs_none` the median
+    QPS with that of the sweep's job with `optimus.patterns=none`: fractions, 0.63 is 63 % more.
+    """
+
+    job: int
+    label: str
+    qps_p10: float | None = None
+    qps_p50: float | None = None
+    qps_p90: float | None = None
+    gain: float | None = None
+    gain_vs_none: float | None = None
+    peak_memory_mib: float | None = None
+    memory_gain: float | None = None
+    kernels_per_step: float | None = None
+    compile_seconds: float | None = None
+    fired: int | None = None
+    auc: float | None = None
+    logloss: float | None = None
+    seconds: float | None = None
+    error: str = ""
+
+
+def rows(folder: Path) -> list[Row]:
+    """One row for each job of the multirun in `folder` that has ended, by job number."""
+    found = [(Result.read(path.parent), path.parent) for path in folder.rglob("result.json")]
+    ended = sorted(((r, p) for r, p in found if r), key=lambda pair: pair[0].job)
+    differing = _differing([result.overrides for result, _ in ended])
+    return _against_none([_row(result, path, differing) for result, path in ended])
+
+
+def write_csv(table: Sequence[Row], path: Path) -> None:
+    """All columns; a missing figure is an empty cell."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(field.name for field in fields(Row))
+        for row in table:
+            writer.writerow(_cell(getattr(row, field.name)) for field in fields(Row))
+
+
+def text(table: Sequence[Row]) -> str:
+    """The table for a terminal."""
+    cells = [list(_COLUMNS), *([show(row) for show in _COLUMNS.values()] for row in table)]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(_COLUMNS))]
+    lines = ["  ".join(_pad(line, widths)).rstrip() for line in cells]
+    errors = [f"job {row.job} ({row.label}) failed: {row.error}" for row in table if row.error]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:], *errors])
+
+
+def plot(table: Sequence[Row], path: Path) -> None:
+    """Bars: QPS with its 10th and 90th percentile beside peak memory, one bar a job."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    done = [row for row in table if row.qps_p50]
+    height = 1.2 + 0.32 * max(len(done), 1)
+    figure, (speed, memory) = pyplot.subplots(1, 2, figsize=(11, height), sharey=True)
+    labels = [row.label for row in done]
+    middle = [row.qps_p50 or 0.0 for row in done]
+    below = [m - (row.qps_p10 or m) for m, row in zip(middle, done, strict=True)]
+    above = [(row.qps_p90 or m) - m for m, row in zip(middle, done, strict=True)]
+    speed.barh(labels, middle, xerr=[below, above], color="#4c72b0", ecolor="#333333", capsize=2)
+    speed.set_xlabel("samples a second (median; whiskers: 10th and 90th percentile)")
+    memory.barh(labels, [row.peak_memory_mib or 0.0 for row in done], color="#dd8452")
+    memory.set_xlabel("peak memory, MiB")
+    none = next((row.qps_p50 for row in done if _is_none(row.label)), None)
+    if none:
+        speed.axvline(none, color="#333333", linewidth=0.8, linestyle="--")
+    speed.invert_yaxis()
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+class SummaryTable(Callback):
+    """Hydra callback: keeps summary.csv up to date while jobs end, then prints and plots all."""
+
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
+        """Write what there is so far: an interrupted sweep keeps its table."""
+        folder = Path(config.hydra.sweep.dir)
+        if config.hydra.mode is not None and "MULTIRUN" in str(config.hydra.mode):
+            write_csv(rows(folder), folder / CSV_NAME)
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        """Print the table and where its files are; exit status 1 if a job failed."""
+        folder = Path(config.hydra.sweep.dir)
+        table = rows(folder)
+        write_csv(table, folder / CSV_NAME)
+        files = [CSV_NAME]
+        if any(row.qps_p50 for row in table):
+            for name in ("summary.png", "summary.svg"):
+                plot(table, folder / name)
+                files.append(name)
+        print(f"\n{text(table)}\n\n{', '.join(files)} in {folder}", flush=True)
+        failed = sum(bool(row.error) for row in table)
+        if failed:
+            raise SystemExit(f"train.py: {failed} of {len(table)} jobs failed")
+
+
+def _row(result: Result, folder: Path, differing: set[str]) -> Row:
+    label = " ".join(o for o in result.overrides if _key(o) in differing) or "defaults"
+    metrics = result.metrics
+    return Row(
+        job=result.job,
+        label=_short(label),
+        auc=_finite(metrics.get("test/auc", metrics.get("val/auc"))),
+        logloss=_finite(metrics.get("test/logloss", metrics.get("val/logloss"))),
+        seconds=result.seconds,
+        error=result.error,
+        **_measured(_summary(folder)),
+    )
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    for path in sorted(folder.rglob(SUMMARY)):
+        try:
+            return json.loads(path.read_text())
+        except (OSError, ValueError):
+            continue
+    return {}
+
+
+def _measured(summary: Mapping[str, Any]) -> dict[str, Any]:
+    raise NotImplementedError
+
+
+def _against_none(table: list[Row]) -> list[Row]:
+    none = next((row.qps_p50 for row in table if _is_none(row.label) and row.qps_p50), None)
+    if not none:
+        return table
+    return [
+        Row(**{**row.__dict__, "gain_vs_none": row.qps_p50 / none - 1 if row.qps_p50 else None})
+        for row in table
+    ]
+
+
+def _is_none(label: str) -> bool:
+    return bool(re.search(r"\b(patterns|case)=none\b", label)) or label == "none"
+
+
+def _differing(overrides: Iterable[Sequence[str]]) -> set[str]:
+    """Keys whose override is not the same in all jobs: what a label needs to say."""
+    jobs = [dict((_key(o), o) for o in job) for job in overrides]
+    keys = {key for job in jobs for key in job}
+    return {key for key in keys if len({job.get(key) for job in jobs}) > 1}
+
+
+def _key(override: str) -> str:
+    return override.split("=", 1)[0].lstrip("+~")
+
+
+def _short(label: str) -> str:
+    """`case=all` and `optimus.patterns=all` alone are just `all`."""
+    found = re.fullmatch(r"(?:case|optimus\.patterns)=(\S+)", label)
+    return found[1] if found else label
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+_COLUMNS = {
+    "job": lambda row: str(row.job),
+    "what": lambda row: row.label,
+    "QPS p10": lambda row: _number(row.qps_p10, ",.0f"),
+    "p50": lambda row: _number(row.qps_p50, ",.0f"),
+    "p90": lambda row: _number(row.qps_p90, ",.0f"),
+    "gain": lambda row: _number(row.gain, "+.1%"),
+    "vs none": lambda row: _number(row.gain_vs_none, "+.1%"),
+    "peak MiB": lambda row: _number(row.peak_memory_mib, ",.0f"),
+    "kernels": lambda row: _number(row.kernels_per_step, ",.0f"),
+    "compile s": lambda row: _number(row.compile_seconds, ".1f"),
+    "fired": lambda row: _number(row.fired, "d"),
+    "AUC": lambda row: _number(row.auc, ".5f"),
+    "error": lambda row: row.error[:60],
+}
+
+
+def _pad(line: Sequence[str], widths: Sequence[int]) -> list[str]:
+    first = [line[0].rjust(widths[0]), line[1].ljust(widths[1])]
+    numbers = [c.rjust(w) for c, w in zip(line[2:-1], widths[2:-1], strict=True)]
+    return [*first, *numbers, line[-1]]

@@ -1,0 +1,112 @@
+"""Jobs of a multirun: their own processes, their results, their failures."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conf.jobs import Result, describe, recorded
+
+ROOT = Path(__file__).parents[2]
+
+# A program as train.py is, with jobs that count what a job before them left in the process.
+PROGRAM = """
+import os, signal, sys
+from pathlib import Path
+import hydra
+from conf import jobs
+LEFT = []
+@hydra.main(version_base="1.3", config_path=None)
+def main(cfg):
+    if jobs.in_multirun():
+        return jobs.run_in_own_process(Path(__file__), "score")
+    with jobs.recorded(Path(hydra.core.hydra_config.HydraConfig.get().runtime.output_dir)) as result:
+        if cfg.x == 2:
+            raise RuntimeError("two is too many\\nsecond line")
+        if cfg.x == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        LEFT.append(cfg.x)
+        result.metrics = {"score": float(cfg.x), "left": float(len(LEFT)), "bad": float("nan")}
+        print("cache", os.environ.get("TORCHINDUCTOR_CACHE_DIR"))
+    return result.metric("score")
+main()
+"""
+
+
+def sweep(tmp_path: Path, *arguments: str, **environment: str) -> str:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    folder = str(tmp_path / "it's = a, {sweep}").replace("'", r"\'")
+    command = [sys.executable, str(program), "-m", f"hydra.sweep.dir='{folder}'", *arguments]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", **environment},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def results(tmp_path: Path) -> list[Result]:
+    found = [Result.read(file.parent) for file in tmp_path.rglob("result.json")]
+    return sorted((r for r in found if r), key=lambda r: r.job)
+
+
+def test_every_job_has_its_own_process_and_a_failure_stops_no_other(tmp_path: Path) -> None:
+    sweep(tmp_path, "+x=1,2,3,4")
+    one, two, three, four = results(tmp_path)
+    assert [r.job for r in (one, two, three, four)] == [0, 1, 2, 3]
+    assert [r.overrides for r in (one, four)] == [["+x=1"], ["+x=4"]]
+    assert (one.error, four.error) == ("", "")
+    assert one.metrics["left"] == four.metrics["left"] == 1
+    assert math.isnan(one.metrics["bad"])
+    assert two.error == "RuntimeError: two is too many"
+    assert "SIGKILL" in three.error
+
+
+def test_each_job_compiles_cold_unless_a_cache_is_named(tmp_path: Path) -> None:
+    caches = [line for line in sweep(tmp_path, "+x=1,4").splitlines() if line.startswith("cache ")]
+    assert len(set(caches)) == 2
+    assert "cache None" not in caches
+    assert not any(Path(line.split()[1]).exists() for line in caches)
+    named = sweep(tmp_path, "+x=1,4", TORCHINDUCTOR_CACHE_DIR="/somewhere/warm")
+    assert named.count("cache /somewhere/warm") == 2
+
+
+def test_result_survives_the_file_and_says_which_metrics_there_are(tmp_path: Path) -> None:
+    with recorded(tmp_path) as result:
+        result.metrics = {"test/auc": 0.75, "test/ne": math.inf}
+    read = Result.read(tmp_path)
+    assert read is not None
+    assert read.metric("test/auc") == 0.75
+    json.loads((tmp_path / "result.json").read_text(), parse_constant=pytest.fail)
+    with pytest.raises(ValueError, match="test/auc, test/ne"):
+        read.metric("val/auc")
+
+
+def test_an_error_is_recorded_and_goes_on(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), recorded(tmp_path):
+        raise KeyboardInterrupt
+    read = Result.read(tmp_path)
+    assert read is not None
+    assert read.error == "KeyboardInterrupt"
+    assert math.isnan(read.metric("test/auc"))
+
+
+def test_describe_is_one_line() -> None:
+    assert describe(ValueError("first\nsecond")) == "ValueError: first"
+    assert describe(SystemExit("train.py: no")) == "train.py: no"
+    assert describe(SystemExit(3)) == "exit status 3"
+
+
+def test_no_or_broken_result_is_none(tmp_path: Path) -> None:
+    assert Result.read(tmp_path) is None
+    (tmp_path / "result.json").write_text("{")
+    assert Result.read(tmp_path) is None
