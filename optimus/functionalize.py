@@ -140,8 +140,8 @@ class _Walk:
                     node.meta["example_value"] = evaluate(
                         self._mode, context, node.target, node.args, node.kwargs
                     )
-        writers = [w for memory in self._memory.values() for w in memory.writers]
-        for writer in dict.fromkeys(writers):
+        writers = {w for memory in self._memory.values() for w in memory.writers}
+        for writer in sorted(writers, reverse=True):
             self._graph.erase_node(writer)
 
     def _latest(self, node: Node) -> Node:
