@@ -48,7 +48,7 @@ def build_trainer(cfg: DictConfig) -> Trainer:
 
 
 def resume_path(cfg: DictConfig) -> Path | None:
-    """The checkpoint that `resume` names. Raises UserError, naming the nearest, if there is none."""
+    """The checkpoint that `resume` names. Raises UserError naming the nearest if there is none."""
     if cfg.resume is None:
         return None
     if cfg.resume == "last":

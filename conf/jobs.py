@@ -29,7 +29,7 @@ RESULT = "result.json"
 
 @dataclass
 class Result:
-    """How a run ended. `error` is empty when it ended well; `metrics` are its last logged values."""
+    """How a run ended. `error` is empty when it ended well; `metrics` are the last ones logged."""
 
     error: str = ""
     seconds: float = 0.0

@@ -14,7 +14,7 @@ from optimus.pipeline import patterns_by_name
 
 
 def default_knobs() -> dict[str, dict[str, Any]]:
-    """Every knob of every pattern with its default: the config keys `optimus.knobs.PATTERN.KNOB`."""
+    """Every pattern's knobs with their defaults: the config keys `optimus.knobs.PATTERN.KNOB`."""
     return {
         name: {field.name: _plain(getattr(pattern, field.name)) for field in _fields(pattern)}
         for name, pattern in patterns_by_name().items()

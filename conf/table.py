@@ -6,8 +6,8 @@ import csv
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +15,21 @@ from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from conf.jobs import Result
+from conf.jobs import RESULT, Result
+from optimus.summary import FILE_STEM, headline
 
 CSV_NAME = "summary.csv"
-SUMMARY = "optimus_summary.json"
-MIB = 2**20
+_SELECTING = ("optimus.patterns", "optimus.disable", "case")
+_NONE = {"optimus.patterns=none", "case=none"}
 
 
 @dataclass(frozen=True)
 class Row:
     """One job. Figures are of the optimised phase; None where the run has none (see `error`).
 
-    `gain` compares the phase with the baseline steps of the same job, `gain_vs_none` the median
-    QPS with that of the sweep's job with `optimus.patterns=none`: fractions, 0.63 is 63 % more.
+    `qps_gain` compares the phase with the baseline steps of the same job, `qps_gain_vs_none` the
+    median QPS with that of the job that differs in `optimus.patterns=none` alone: fractions, 0.63
+    is 63 % more.
     """
 
     job: int
@@ -35,11 +37,12 @@ class Row:
     qps_p10: float | None = None
     qps_p50: float | None = None
     qps_p90: float | None = None
-    gain: float | None = None
-    gain_vs_none: float | None = None
+    qps_gain: float | None = None
+    qps_gain_vs_none: float | None = None
     peak_memory_mib: float | None = None
-    memory_gain: float | None = None
+    peak_memory_gain: float | None = None
     kernels_per_step: float | None = None
+    recompiles: int | None = None
     compile_seconds: float | None = None
     fired: int | None = None
     auc: float | None = None
@@ -50,10 +53,11 @@ class Row:
 
 def rows(folder: Path) -> list[Row]:
     """One row for each job of the multirun in `folder` that has ended, by job number."""
-    found = [(Result.read(path.parent), path.parent) for path in folder.rglob("result.json")]
+    found = [(Result.read(path.parent), path.parent) for path in folder.rglob(RESULT)]
     ended = sorted(((r, p) for r, p in found if r), key=lambda pair: pair[0].job)
     differing = _differing([result.overrides for result, _ in ended])
-    return _against_none([_row(result, path, differing) for result, path in ended])
+    table = [_row(result, path, differing) for result, path in ended]
+    return _against_none(table, [result.overrides for result, _ in ended])
 
 
 def write_csv(table: Sequence[Row], path: Path) -> None:
@@ -84,17 +88,15 @@ def plot(table: Sequence[Row], path: Path) -> None:
     done = [row for row in table if row.qps_p50]
     height = 1.2 + 0.32 * max(len(done), 1)
     figure, (speed, memory) = pyplot.subplots(1, 2, figsize=(11, height), sharey=True)
-    labels = [row.label for row in done]
+    places = range(len(done))
     middle = [row.qps_p50 or 0.0 for row in done]
     below = [m - (row.qps_p10 or m) for m, row in zip(middle, done, strict=True)]
     above = [(row.qps_p90 or m) - m for m, row in zip(middle, done, strict=True)]
-    speed.barh(labels, middle, xerr=[below, above], color="#4c72b0", ecolor="#333333", capsize=2)
+    speed.barh(places, middle, xerr=[below, above], color="#4c72b0", ecolor="#333333", capsize=2)
+    speed.set_yticks(places, [row.label for row in done])
     speed.set_xlabel("samples a second (median; whiskers: 10th and 90th percentile)")
-    memory.barh(labels, [row.peak_memory_mib or 0.0 for row in done], color="#dd8452")
+    memory.barh(places, [row.peak_memory_mib or 0.0 for row in done], color="#dd8452")
     memory.set_xlabel("peak memory, MiB")
-    none = next((row.qps_p50 for row in done if _is_none(row.label)), None)
-    if none:
-        speed.axvline(none, color="#333333", linewidth=0.8, linestyle="--")
     speed.invert_yaxis()
     figure.tight_layout()
     figure.savefig(path, dpi=120)
@@ -136,40 +138,38 @@ def _row(result: Result, folder: Path, differing: set[str]) -> Row:
         logloss=_finite(metrics.get("test/logloss", metrics.get("val/logloss"))),
         seconds=result.seconds,
         error=result.error,
-        **_measured(_summary(folder)),
+        **_measured(folder),
     )
 
 
-def _summary(folder: Path) -> dict[str, Any]:
-    for path in sorted(folder.rglob(SUMMARY)):
-        try:
-            return json.loads(path.read_text())
-        except (OSError, ValueError):
-            continue
-    return {}
+def _measured(folder: Path) -> dict[str, Any]:
+    """The figures in a job's summary file; none where the job ended before it wrote one."""
+    try:
+        summary: dict[str, Any] = json.loads((folder / f"{FILE_STEM}.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    fired = sum(pattern["fired"] for pattern in summary.get("patterns", ()))
+    return {**headline(summary), "fired": fired}
 
 
-def _measured(summary: Mapping[str, Any]) -> dict[str, Any]:
-    raise NotImplementedError
-
-
-def _against_none(table: list[Row]) -> list[Row]:
-    none = next((row.qps_p50 for row in table if _is_none(row.label) and row.qps_p50), None)
-    if not none:
-        return table
+def _against_none(table: Sequence[Row], overrides: Sequence[Sequence[str]]) -> list[Row]:
+    others = [frozenset(o for o in job if _key(o) not in _SELECTING) for job in overrides]
+    none = {
+        other: row.qps_p50
+        for row, other, job in zip(table, others, overrides, strict=True)
+        if row.qps_p50 and _NONE.intersection(job)
+    }
     return [
-        Row(**{**row.__dict__, "gain_vs_none": row.qps_p50 / none - 1 if row.qps_p50 else None})
-        for row in table
+        replace(row, qps_gain_vs_none=row.qps_p50 / none[other] - 1)
+        if row.qps_p50 and other in none
+        else row
+        for row, other in zip(table, others, strict=True)
     ]
-
-
-def _is_none(label: str) -> bool:
-    return bool(re.search(r"\b(patterns|case)=none\b", label)) or label == "none"
 
 
 def _differing(overrides: Iterable[Sequence[str]]) -> set[str]:
     """Keys whose override is not the same in all jobs: what a label needs to say."""
-    jobs = [dict((_key(o), o) for o in job) for job in overrides]
+    jobs = [{_key(o): o for o in job} for job in overrides]
     keys = {key for job in jobs for key in job}
     return {key for key in keys if len({job.get(key) for job in jobs}) > 1}
 
@@ -204,8 +204,8 @@ _COLUMNS = {
     "QPS p10": lambda row: _number(row.qps_p10, ",.0f"),
     "p50": lambda row: _number(row.qps_p50, ",.0f"),
     "p90": lambda row: _number(row.qps_p90, ",.0f"),
-    "gain": lambda row: _number(row.gain, "+.1%"),
-    "vs none": lambda row: _number(row.gain_vs_none, "+.1%"),
+    "gain": lambda row: _number(row.qps_gain, "+.1%"),
+    "vs none": lambda row: _number(row.qps_gain_vs_none, "+.1%"),
     "peak MiB": lambda row: _number(row.peak_memory_mib, ",.0f"),
     "kernels": lambda row: _number(row.kernels_per_step, ",.0f"),
     "compile s": lambda row: _number(row.compile_seconds, ".1f"),

@@ -1,4 +1,4 @@
-"""The cases of an ablation, generated from PIPELINE: what each pattern is worth, with and without it."""
+"""The cases of an ablation, generated from PIPELINE: with and without each pattern."""
 
 from __future__ import annotations
 

@@ -25,7 +25,8 @@ LEFT = []
 def main(cfg):
     if jobs.in_multirun():
         return jobs.run_in_own_process(Path(__file__), "score")
-    with jobs.recorded(Path(hydra.core.hydra_config.HydraConfig.get().runtime.output_dir)) as result:
+    folder = hydra.core.hydra_config.HydraConfig.get().runtime.output_dir
+    with jobs.recorded(Path(folder)) as result:
         if cfg.x == 2:
             raise RuntimeError("two is too many\\nsecond line")
         if cfg.x == 3:

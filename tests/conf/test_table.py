@@ -1,0 +1,103 @@
+"""The table of a multirun: from the job folders to rows, text, CSV and plot."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from conf.jobs import Result
+from conf.table import plot, rows, text, write_csv
+
+
+def job(
+    folder: Path, number: int, overrides: list[str], qps: float | None, **result: object
+) -> None:
+    """A job's folder as a run leaves it; `qps` None is a job that never trained."""
+    there = folder / str(number)
+    there.mkdir()
+    Result(job=number, overrides=overrides, **result).write(there)  # type: ignore[arg-type]
+    if qps is not None:
+        phase = {
+            "rates": [qps - 10, qps, qps + 10],
+            "peak_memory": {"resident": 3 * 2**20},
+            "kernels_per_step": 40,
+            "compile_seconds": 2.5,
+            "recompiles": 0,
+        }
+        summary = {
+            "phases": {"optimised": phase},
+            "gain": {"qps": 0.5, "peak_memory": 0.25},
+            "patterns": [{"name": "a", "fired": 3}, {"name": "b", "fired": 4}],
+        }
+        (there / "optimus_summary.json").write_text(json.dumps(summary))
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    metrics = {"test/auc": 0.75, "test/logloss": 0.5, "val/auc": 0.1}
+    job(tmp_path, 0, ["optimus.patterns=none", "seed=1"], 100.0, metrics=metrics)
+    job(tmp_path, 10, ["optimus.patterns=all", "seed=2"], 300.0, metrics={"val/auc": 0.7})
+    job(tmp_path, 2, ["optimus.patterns=all", "seed=1"], 150.0, metrics=metrics, seconds=7.0)
+    job(tmp_path, 3, ["optimus.patterns=[x]", "seed=1"], None, error="ValueError: no, not that")
+    return tmp_path
+
+
+def test_rows_in_the_order_of_jobs_with_their_figures(sweep: Path) -> None:
+    table = rows(sweep)
+    assert [row.job for row in table] == [0, 2, 3, 10]
+    row = table[1]
+    assert (row.qps_p10, row.qps_p50, row.qps_p90) == (140, 150, 160)
+    assert (row.qps_gain, row.peak_memory_gain, row.peak_memory_mib) == (0.5, 0.25, 3)
+    assert (row.kernels_per_step, row.compile_seconds, row.fired) == (40, 2.5, 7)
+    assert (row.auc, row.logloss, row.seconds) == (0.75, 0.5, 7.0)
+    assert table[3].auc == 0.7
+
+
+def test_gain_is_against_the_none_job_of_the_same_settings(sweep: Path) -> None:
+    assert [row.qps_gain_vs_none for row in rows(sweep)] == [0.0, 0.5, None, None]
+
+
+def test_a_failed_job_is_a_row_with_its_error(sweep: Path) -> None:
+    failed = rows(sweep)[2]
+    assert failed.error == "ValueError: no, not that"
+    assert failed.qps_p50 is None
+    assert "job 3 (optimus.patterns=[x] seed=1) failed: ValueError: no, not that" in text(
+        rows(sweep)
+    )
+
+
+def test_labels_say_what_differs(tmp_path: Path) -> None:
+    for number, case in enumerate(("none", "all", "without_x")):
+        job(tmp_path, number, [f"case={case}", "sweep=leave_one_out"], 1000.0 * (number + 1))
+    assert [row.label for row in rows(tmp_path)] == ["none", "all", "without_x"]
+    assert "+100.0%" in text(rows(tmp_path))
+
+
+def test_one_job_alone(tmp_path: Path) -> None:
+    job(tmp_path, 0, ["seed=1"], 100.0)
+    assert [row.label for row in rows(tmp_path)] == ["defaults"]
+
+
+def test_csv_has_all_columns_and_empty_cells(sweep: Path) -> None:
+    write_csv(rows(sweep), sweep / "summary.csv")
+    with (sweep / "summary.csv").open() as file:
+        read = list(csv.DictReader(file))
+    assert [line["job"] for line in read] == ["0", "2", "3", "10"]
+    assert read[1]["qps_p50"] == "150"
+    assert read[2]["qps_p50"] == ""
+    assert read[2]["error"] == "ValueError: no, not that"
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_plot(sweep: Path, suffix: str) -> None:
+    plot(rows(sweep), sweep / f"summary.{suffix}")
+    written = (sweep / f"summary.{suffix}").read_bytes()
+    assert written.startswith(b"\x89PNG" if suffix == "png" else b"<?xml")
+    if suffix == "svg":
+        # Three jobs were measured: a bar for each in both halves.
+        assert (
+            written.count(b'style="fill: #4c72b0"') == written.count(b'style="fill: #dd8452"') == 3
+        )
