@@ -1,0 +1,98 @@
+"""What a user asks of Optimus for one training run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal, cast, get_args
+
+from optimus.backend import OptimusBackend
+
+Baseline = Literal["compile", "eager", "off"]
+PhaseName = Literal["baseline", "optimised"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The arguments of OptimusCallback, which says what each means.
+
+    Raises ValueError for what could never work, naming what would.
+    """
+
+    patterns: str | Sequence[str] = "all"
+    disable: Sequence[str] = ()
+    knobs: Mapping[str, Mapping[str, Any]] | None = None
+    target: Any = None
+    baseline: Baseline = "compile"
+    baseline_steps: int = 80
+    warmup_steps: int = 10
+    window: int = 10
+    inner: str = "inductor"
+    inner_options: Mapping[str, Any] | None = None
+    dynamic: bool | None = None
+    batch_size: int | Callable[[Any], int] | None = None
+
+    def __post_init__(self) -> None:
+        if self.baseline not in get_args(Baseline):
+            valid = ", ".join(get_args(Baseline))
+            raise ValueError(f"unknown baseline {self.baseline!r}; valid: {valid}")
+        least = {"baseline_steps": 0, "warmup_steps": 1, "window": 1}
+        for name, minimum in least.items():
+            if getattr(self, name) < minimum:
+                raise ValueError(f"{name} must be at least {minimum}, not {getattr(self, name)}")
+        if isinstance(self.batch_size, int) and self.batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, not {self.batch_size}")
+        self.backend("optimised")
+
+    def backend(self, phase: PhaseName) -> OptimusBackend:
+        """A new backend for a phase. Raises ValueError for unknown patterns, knobs and inners."""
+        patterns, disable, knobs = self.patterns, self.disable, self.knobs
+        if phase == "baseline":
+            patterns, disable, knobs = "none", (), None
+        return OptimusBackend(
+            patterns,
+            disable=disable,
+            knobs=knobs,
+            inner=self.inner,
+            inner_options=self.inner_options,
+        )
+
+    @property
+    def no_baseline(self) -> str:
+        """Why the optimised graph runs from the first step; empty when a baseline comes first."""
+        if not self.backend("optimised").selection:
+            return "no pattern is selected"
+        return "" if self.baseline != "off" and self.baseline_steps else "the baseline is off"
+
+    @property
+    def takeover_step(self) -> int:
+        """The step from which the optimised graph runs."""
+        return 0 if self.no_baseline else self.baseline_steps
+
+    @property
+    def steps_to_measure(self) -> int:
+        """Steps that a phase needs for one window: the targets are found and compiled first."""
+        return 2 + self.warmup_steps + self.window
+
+    def runs(self, phase: PhaseName) -> str:
+        """What executes in a phase, in words."""
+        plain = f"torch.compile ({self.inner})"
+        if phase == "baseline":
+            return "eager" if self.baseline == "eager" else plain
+        if not self.backend("optimised").selection:
+            return f"{plain}, no pattern selected"
+        names = [self.patterns] if isinstance(self.patterns, str) else self.patterns
+        without = f" without {', '.join(self.disable)}" if self.disable else ""
+        return f"Optimus ({', '.join(names)}{without}), then {plain}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for the summary; modules and functions are left out."""
+        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in cast("Mapping[Any, Any]", value).items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(v) for v in cast("Sequence[Any]", value)]
+    return value if isinstance(value, (str, int, float, bool)) else None

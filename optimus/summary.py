@@ -1,0 +1,174 @@
+"""What a run says: the figures it logs, the lines it prints, and the summary file at its end."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from optimus.figures import Phase, Window
+from optimus.summary_page import page
+from optimus.takeover import Takeover
+
+FILE_STEM = "optimus_summary"
+FORMAT = 1
+MIB = 2**20
+
+
+def window_metrics(takeover: Takeover, window: Window) -> dict[str, float]:
+    """The metrics of a new window, by the name they are logged under; only what was measured."""
+    phase = takeover.recorder.phases[takeover.phase_at(window.first_step)]
+    found = takeover.gain() if phase.name == "optimised" else None
+    p10, p50, p90 = window.step_rates
+    samples = phase.unit == "samples/s"
+    figures: dict[str, float | None] = {
+        "qps": window.rate if samples else None,
+        "qps_p10": p10 if samples else None,
+        "qps_p50": p50 if samples else None,
+        "qps_p90": p90 if samples else None,
+        "optimus/step_ms": window.seconds / window.steps * 1e3,
+        "optimus/qps_gain": found.qps if found else None,
+        "optimus/peak_memory_gain": found.peak_memory if found else None,
+        "optimus/kernels_per_step": phase.kernels_per_step,
+        "optimus/recompiles": phase.recompiles,
+        "optimus/compile_seconds": phase.compile_seconds,
+        "optimus/optimised": float(phase.name == "optimised"),
+    }
+    for kind, peak in window.peak_memory.items():
+        figures[f"optimus/peak_{kind}_mib"] = peak / MIB
+    return {name: float(value) for name, value in figures.items() if value is not None}
+
+
+def announcements(takeover: Takeover, told: set[str]) -> list[str]:
+    """Lines to print once each: the pattern table at the take-over, and the first gain."""
+    lines: list[str] = []
+    if "table" not in told and takeover.report.graphs:
+        told.add("table")
+        lines.append(_takeover_line(takeover))
+    if "gain" not in told and "table" in told:
+        found = takeover.gain()
+        if found.qps is not None:
+            told.add("gain")
+            lines.append(gain_line(takeover))
+    return lines
+
+
+def _takeover_line(takeover: Takeover) -> str:
+    names = ", ".join(t.label for t in takeover.targets or ())
+    table = takeover.report.table()
+    return f"the optimised graph runs from step {takeover.step - 1} on, in {names}\n{table}"
+
+
+def gain_line(takeover: Takeover) -> str:
+    """The gain in one line, or why there is none."""
+    found, phases = takeover.gain(), takeover.recorder.phases
+    if found.qps is None:
+        return f"no gain measured: {found.qps_note}"
+    baseline, optimised = phases["baseline"], phases["optimised"]
+    memory = (
+        f", peak memory {-found.peak_memory:+.1%}"
+        if found.peak_memory is not None
+        else f" (peak memory: {found.memory_note})"
+    )
+    stored = f" ({baseline.source})" if baseline.source != "measured" else ""
+    return (
+        f"{optimised.rate():,.0f} {optimised.unit} against {baseline.rate():,.0f} under "
+        f"{baseline.runs}{stored}: {found.qps:+.1%}{memory}"
+    )
+
+
+def collect(takeover: Takeover, status: str) -> dict[str, Any]:
+    """Everything that the summary file says, as plain data."""
+    return {
+        "format": FORMAT,
+        "status": status,
+        "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "environment": _environment(),
+        "model": type(takeover.root).__name__,
+        "targets": [t.label for t in takeover.targets or ()],
+        "settings": takeover.settings.to_dict(),
+        "steps": takeover.step,
+        "takeover_step": takeover.takeover_step,
+        "phases": {n: _phase(p) for n, p in takeover.recorder.phases.items()},
+        "gain": asdict(takeover.gain()),
+        "patterns": [asdict(p) for p in takeover.report.totals()],
+        "graphs": takeover.report.to_dict()["graphs"],
+        "remarks": takeover.remarks(),
+    }
+
+
+def headline(collected: Mapping[str, Any]) -> dict[str, float | None]:
+    """One row of figures for a table of runs, from what `collect` gave: None if not measured.
+
+    The rates are those of the optimised phase, or of the baseline in a run that had no other.
+    """
+    phases: Mapping[str, Any] = collected.get("phases", {})
+    phase: Mapping[str, Any] = phases.get("optimised") or phases.get("baseline") or {}
+    rates = phase.get("rates") or (None, None, None)
+    peaks: Mapping[str, int] = phase.get("peak_memory", {})
+    peak = peaks.get("allocated", peaks.get("resident"))
+    gains: Mapping[str, Any] = collected.get("gain", {})
+    return {
+        "qps_p10": rates[0],
+        "qps_p50": rates[1],
+        "qps_p90": rates[2],
+        "qps_gain": gains.get("qps"),
+        "peak_memory_mib": peak / MIB if peak is not None else None,
+        "peak_memory_gain": gains.get("peak_memory"),
+        "kernels_per_step": phase.get("kernels_per_step"),
+        "recompiles": phase.get("recompiles"),
+        "compile_seconds": phase.get("compile_seconds"),
+    }
+
+
+def write(collected: Mapping[str, Any], directory: Path) -> Path:
+    """Write the summary as JSON and as one HTML page without outside parts; the page's path.
+
+    Each file is complete or not there at all. Raises OSError when it cannot be written.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    _replace(directory / f"{FILE_STEM}.json", json.dumps(collected, indent=1))
+    html = directory / f"{FILE_STEM}.html"
+    _replace(html, page(collected))
+    return html
+
+
+def _replace(path: Path, text: str) -> None:
+    draft = path.with_suffix(path.suffix + ".part")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _phase(phase: Phase) -> dict[str, Any]:
+    derived = {
+        "rate": phase.rate(),
+        "rates": phase.rates(),
+        "step_ms": phase.step_ms(),
+        "peak_memory": phase.peak_memory(),
+    }
+    return phase.to_dict() | derived
+
+
+def _environment() -> dict[str, str]:
+    names = ("torch", "lightning", "pytorch-lightning", "triton", "torchrec", "optimus-recsys")
+    found = {name: _version(name) for name in names}
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        **{name: v for name, v in found.items() if v},
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""

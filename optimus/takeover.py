@@ -1,0 +1,236 @@
+"""The course of a training run: first the baseline, then the optimised graph takes over.
+
+Which phase a step runs in depends on the step's number and the saved state only, never on what was
+measured, so that a resumed run computes what an uninterrupted one would have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from optimus.backend import OptimusBackend
+from optimus.discovery import CallObserver
+from optimus.figures import Gain, Phase, Window, gain
+from optimus.recorder import Recorder
+from optimus.report import Report
+from optimus.settings import PhaseName, Settings
+from optimus.targets import CompiledTargets, Target, describe, named_targets
+
+STATE_VERSION = 1
+MANY_TARGETS = 8
+
+
+class Takeover:
+    """Runs the phases of one model's training, and has them measured.
+
+    `saved` is an earlier `state()`. Steps count training batches. Raises ValueError for targets
+    that the model does not have.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        root: nn.Module,
+        device: torch.device,
+        world_size: int = 1,
+        saved: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.settings = settings
+        self.root = root
+        self.step = 0
+        self.takeover_step = settings.takeover_step
+        self.notes: list[str] = []
+        self.targets: list[Target] | None = None
+        self.recorder = Recorder(settings, device, world_size, self.note)
+        self._compiled: dict[PhaseName, CompiledTargets] = {}
+        self._installed: PhaseName | None = None
+        self._observer: CallObserver | None = None
+        self._restore(saved or {})
+
+    def phase_at(self, step: int) -> PhaseName:
+        """The phase that training step number `step` belongs to."""
+        return "baseline" if step < self.takeover_step else "optimised"
+
+    @property
+    def report(self) -> Report:
+        """What the patterns did to the graphs compiled so far."""
+        compiled = self._compiled.get("optimised")
+        return cast("OptimusBackend", compiled.backend).report if compiled else Report()
+
+    # ---- training --------------------------------------------------------------------------------
+
+    def resume(self) -> None:
+        """Put in place what was in place when the state was saved."""
+        if self.step and self.targets is not None:
+            self._install(self.phase_at(self.step - 1))
+
+    def begin_step(self) -> None:
+        """Call before a training step."""
+        step, phase = self.step, self.phase_at(self.step)
+        self.step += 1
+        if self.targets is None:
+            self.observe()
+        else:
+            self._install(phase)
+        self.recorder.begin_step(phase, step, self._compiled.get(phase))
+
+    def end_step(self, batch: Any) -> list[Window]:
+        """Call after a training step on `batch`; the windows that can be read now."""
+        self.end_observation()
+        return self.recorder.end_step(self.step - 1, batch)
+
+    def finish(self) -> list[Window]:
+        """Take everything out of the model; the windows not read before."""
+        if self._observer is not None:
+            self._observer.detach()
+            self._observer = None
+        self._uninstall()
+        return self.recorder.finish()
+
+    def abandon(self, error: BaseException) -> None:
+        """Something in here failed: leave the model as it was and stay out of the way."""
+        self.note(f"gave up at step {self.step}: {describe(error)}; the model runs as it was")
+        self.finish()
+        self.targets = []
+        self._compiled.clear()
+
+    # ---- other than training ---------------------------------------------------------------------
+
+    def observe(self) -> None:
+        """Watch what is called from now on, to choose the targets among it."""
+        if self._observer is None:
+            self._observer = CallObserver(self.root)
+            self._observer.attach()
+
+    def end_observation(self) -> None:
+        """Choose the targets among what was called since `observe`."""
+        observer, self._observer = self._observer, None
+        if observer is None:
+            return
+        observer.detach()
+        self.targets, refused = observer.choose()
+        if not self.targets:
+            why = "; ".join(refused) or "no module was called"
+            self.note(f"found nothing to compile ({why}); name it with target=")
+        if len(self.targets) > MANY_TARGETS:
+            self.note(
+                f"{len(self.targets)} modules are compiled one by one, because training_step calls "
+                "them one by one; called from one module's forward they could be merged"
+            )
+
+    def evaluate(self, sanity_check: bool = False) -> None:
+        """Validation begins: it runs compiled once the optimised graph has taken over."""
+        self.interrupt()
+        if self._installed:
+            active = self._installed == "optimised" and not sanity_check
+            self._compiled[self._installed].activate(active)
+
+    def end_evaluation(self) -> None:
+        """Training goes on after validation."""
+        if self._installed:
+            self._compiled[self._installed].activate(True)
+
+    def evaluate_only(self) -> None:
+        """Put the optimised graph in place for a run without training."""
+        if self.targets is not None:
+            self._install("optimised")
+
+    def interrupt(self) -> None:
+        """Something other than a training step happens next and is not measured."""
+        self.recorder.interrupt()
+
+    # ---- what came of it -------------------------------------------------------------------------
+
+    def gain(self) -> Gain:
+        """The optimised phase against the baseline, as far as measured."""
+        phases = self.recorder.phases
+        if "baseline" not in phases and self.settings.no_baseline:
+            return Gain(qps_note=self.settings.no_baseline, memory_note=self.settings.no_baseline)
+        return gain(phases.get("baseline"), phases.get("optimised", Phase("optimised")))
+
+    def note(self, text: str) -> None:
+        """Remember something that the user should know."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def remarks(self) -> list[str]:
+        """Everything that the user should know, in words."""
+        compiled = [f"{n}: {r}" for n, c in self._compiled.items() for r in c.remarks()]
+        fallbacks = [f"graph {g.index}: {g.fallback}" for g in self.report.graphs if g.fallback]
+        return list(dict.fromkeys([*self.notes, *compiled, *fallbacks]))
+
+    def state(self) -> dict[str, Any]:
+        """Plain data from which a run goes on exactly."""
+        return {
+            "version": STATE_VERSION,
+            "step": self.step,
+            "takeover_step": self.takeover_step,
+            "targets": None if self.targets is None else [t.name for t in self.targets],
+            "phases": {name: phase.to_dict() for name, phase in self.recorder.phases.items()},
+            "notes": list(self.notes),
+        }
+
+    # ---- inside ----------------------------------------------------------------------------------
+
+    def _restore(self, saved: Mapping[str, Any]) -> None:
+        wanted = self._wanted()
+        if wanted is not None:
+            self.targets = named_targets(self.root, wanted)
+        if saved.get("version", STATE_VERSION) != STATE_VERSION:
+            self.note("the checkpoint's Optimus state is of another version and was not used")
+            return
+        self.step = saved.get("step", 0)
+        self.takeover_step = saved.get("takeover_step", self.takeover_step)
+        self.notes += saved.get("notes", ())
+        for name, plain in saved.get("phases", {}).items():
+            phase = self.recorder.phases[name] = Phase.from_dict(plain)
+            phase.source = "checkpoint"
+        if self.targets is None and saved.get("targets") is not None:
+            self._restore_targets(saved["targets"])
+
+    def _restore_targets(self, names: list[str]) -> None:
+        try:
+            self.targets = named_targets(self.root, names)
+        except ValueError as error:
+            self.note(f"the targets in the checkpoint are looked for anew: {error}")
+
+    def _wanted(self) -> Any:
+        """Targets that the user or the module names; None to find them out."""
+        if getattr(self.root, "_compiler_ctx", None) is not None:  # a private name of Lightning
+            self.note("the LightningModule was compiled as a whole; pass it uncompiled to Optimus")
+            return []
+        if self.settings.target is not None:
+            return self.settings.target
+        return getattr(self.root, "compile_targets", None)
+
+    def _install(self, phase: PhaseName) -> None:
+        if self._installed == phase:
+            return
+        self._uninstall()
+        if phase == "optimised":
+            self._drop_baseline()
+        if phase not in self._compiled:
+            self._compiled[phase] = self._compile(phase)
+        self._compiled[phase].install()
+        self._installed = phase
+
+    def _uninstall(self) -> None:
+        if self._installed:
+            self._compiled[self._installed].uninstall()
+        self._installed = None
+
+    def _drop_baseline(self) -> None:
+        """Free the baseline's graphs, so that their memory is not counted as the other's."""
+        baseline = self._compiled.pop("baseline", None)
+        for remark in baseline.remarks() if baseline else ():
+            self.note(f"baseline: {remark}")
+
+    def _compile(self, phase: PhaseName) -> CompiledTargets:
+        eager = phase == "baseline" and self.settings.baseline == "eager"
+        targets = [] if eager else self.targets or []
+        backend = cast("Any", self.settings.backend(phase))
+        return CompiledTargets(targets, backend, phase, self.settings.dynamic)
