@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -19,6 +19,7 @@ from torch.fx import Graph, GraphModule
 from optimus.driver import rewrite
 from optimus.pipeline import Selection, select
 from optimus.report import GraphReport, Report
+from optimus.verify import CannotVerify, Verifier, guilty
 
 log = logging.getLogger(__name__)
 
@@ -29,8 +30,10 @@ INNER = ("inductor", "aot_eager", "eager")
 class OptimusBackend:
     """A torch.compile backend with a selection of patterns.
 
-    `report` grows by one record for each graph compiled. `inner` compiles what was rewritten;
-    `inner_options` are inductor's config entries. Raises ValueError for unknown patterns, knobs,
+    `report` grows by one record for each graph compiled. `inner` compiles what was rewritten,
+    `inner_options` are inductor's config entries. With `verify` a rewritten graph is run beside the
+    original on the inputs at hand first, and patterns that change the result are left out.
+    Raises ValueError for unknown patterns, knobs,
     inner compilers and options, naming the valid ones.
     """
 
@@ -42,6 +45,7 @@ class OptimusBackend:
         knobs: Mapping[str, Mapping[str, Any]] | None = None,
         inner: str = "inductor",
         inner_options: Mapping[str, Any] | None = None,
+        verify: bool = True,
         strict: bool = False,
     ) -> None:
         if inner not in INNER:
@@ -52,13 +56,14 @@ class OptimusBackend:
         self.report = Report()
         self._inner = inner
         self._options = dict(inner_options or {})
+        self._verify = verify
         self._strict = strict
 
     def __call__(self, module: GraphModule, inputs: Sequence[Any]) -> Compiled:
         """Compile one graph, as Dynamo hands it over."""
         report = GraphReport(len(self.report.graphs), nodes_before=len(module.graph.nodes))
         self.report.graphs.append(report)
-        for candidate in (self._rewritten(module, report), module):
+        for candidate in (self._rewritten(module, inputs, report), module):
             if candidate is None:
                 continue
             report.nodes_after = len(candidate.graph.nodes)
@@ -74,14 +79,15 @@ class OptimusBackend:
                 report.compile_seconds += time.perf_counter() - start
         return module.forward
 
-    def _rewritten(self, module: GraphModule, report: GraphReport) -> GraphModule | None:
+    def _rewritten(
+        self, module: GraphModule, inputs: Sequence[Any], report: GraphReport
+    ) -> GraphModule | None:
         if not self.selection:
             return None
         start = time.perf_counter()
         try:
-            copy = copy_graph_module(module)
-            report.patterns = rewrite(copy, self.selection.phases, self._strict)
-            return copy
+            rewritten = self._rewrite(module, report, ())
+            return self._checked(module, rewritten, inputs, report) if self._verify else rewritten
         except Exception as error:
             if self._strict:
                 raise
@@ -89,6 +95,52 @@ class OptimusBackend:
             return None
         finally:
             report.rewrite_seconds = time.perf_counter() - start
+
+    def _rewrite(
+        self, module: GraphModule, report: GraphReport, without: Collection[str]
+    ) -> GraphModule:
+        copy = copy_graph_module(module)
+        phases = self.selection.without(without).phases
+        report.patterns = rewrite(copy, phases, self._strict)
+        return copy
+
+    def _checked(
+        self,
+        module: GraphModule,
+        rewritten: GraphModule,
+        inputs: Sequence[Any],
+        report: GraphReport,
+    ) -> GraphModule | None:
+        """The rewritten graph, less the patterns that change its result on these inputs."""
+        if not report.fired:
+            return rewritten
+        try:
+            verifier = Verifier(module, inputs)
+        except CannotVerify as reason:
+            report.verified = f"not verified: {reason}"
+            return rewritten
+        while (difference := verifier.difference(rewritten)) is not None:
+            if self._strict:
+                raise AssertionError(difference)
+            name = self._guilty(module, report, verifier)
+            if name is None:
+                self._fall_back(report, "the original graph", f"verification failed: {difference}")
+                return None
+            report.dropped[name] = difference
+            log.warning("pattern %s changes the result and is left out: %s", name, difference)
+            rewritten = self._rewrite(module, report, report.dropped)
+        report.verified = "verified"
+        return rewritten
+
+    def _guilty(self, module: GraphModule, report: GraphReport, verifier: Verifier) -> str | None:
+        names = [name for name in self.selection.names if name not in report.dropped]
+
+        def is_wrong(prefix: Sequence[str]) -> bool:
+            trial = GraphReport(report.index)
+            without = set(self.selection.names) - set(prefix)
+            return verifier.difference(self._rewrite(module, trial, without)) is not None
+
+        return guilty(names, is_wrong)
 
     def _compile(self, module: GraphModule, inputs: Sequence[Any]) -> Compiled:
         if self._inner == "inductor":
@@ -99,7 +151,9 @@ class OptimusBackend:
             compiled = torch._dynamo.lookup_backend(self._inner)(module, list(inputs))
         return cast(Compiled, compiled)
 
-    def _fall_back(self, report: GraphReport, what: str, why: str, error: Exception) -> None:
+    def _fall_back(
+        self, report: GraphReport, what: str, why: str, error: Exception | None = None
+    ) -> None:
         report.fallback = f"{what} runs: {why}"
         log.warning("graph %d: %s", report.index, report.fallback, exc_info=error)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -33,6 +33,15 @@ class Selection:
     def names(self) -> tuple[str, ...]:
         """Names of the selected patterns, normalisations among them, in pipeline order."""
         return tuple(dict.fromkeys(p.name() for phase in self.phases for p in phase.patterns))
+
+    def without(self, names: Collection[str]) -> Selection:
+        """The same selection less some patterns."""
+        return Selection(
+            tuple(
+                Phase(phase.name, tuple(p for p in phase.patterns if p.name() not in names))
+                for phase in self.phases
+            )
+        )
 
     def __bool__(self) -> bool:
         return bool(self.names)

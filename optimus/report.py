@@ -39,7 +39,7 @@ class PatternReport:
     seconds: float = 0.0
 
     def miss(self, reason: str, example: str = "", source: str = "") -> None:
-        """Count one anchor that missed for `reason`; the first one of a reason is kept as example."""
+        """Count one anchor that missed; the first one of a reason is kept as its example."""
         record = self.misses.setdefault(reason, MissRecord(reason, 0, example, source))
         record.count += 1
 
@@ -49,6 +49,8 @@ class GraphReport:
     """One compiled graph.
 
     `fallback` is empty when the rewritten graph runs; otherwise it says what runs instead and why.
+    `verified` tells whether it was run beside the original, `dropped` which patterns failed there
+    and how; they are left out of the graph that runs.
     `rewrite_seconds` is the time spent in Optimus, `compile_seconds` that of the inner compiler.
     """
 
@@ -58,6 +60,8 @@ class GraphReport:
     rewrite_seconds: float = 0.0
     compile_seconds: float = 0.0
     fallback: str = ""
+    verified: str = ""
+    dropped: dict[str, str] = field(default_factory=dict[str, str])
     patterns: list[PatternReport] = field(default_factory=list[PatternReport])
 
     @property
@@ -93,11 +97,18 @@ class Report:
         rows = [_HEADER, *(_row(p) for p in self.totals() if p.anchors or p.fired)]
         widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADER) - 1)]
         lines = [_line(row, widths) for row in rows]
-        fallbacks = [f"graph {g.index}: {g.fallback}" for g in self.graphs if g.fallback]
-        return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:], *fallbacks])
+        notes = [note for graph in self.graphs for note in _notes(graph)]
+        return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:], *notes])
 
     def _patterns(self) -> Iterator[PatternReport]:
         return (p for g in self.graphs for p in g.patterns)
+
+
+def _notes(graph: GraphReport) -> Iterator[str]:
+    for name, difference in graph.dropped.items():
+        yield f"graph {graph.index}: {name} is left out, it changed the result: {difference}"
+    if graph.fallback:
+        yield f"graph {graph.index}: {graph.fallback}"
 
 
 _HEADER = ("pattern", "family", "anchors", "fired", "nodes", "seconds", "missed because")

@@ -1,0 +1,230 @@
+"""Run a rewritten graph beside the original on the inputs at hand, before it is used.
+
+Both run eagerly on copies of the same inputs, forward and backward, from the same random state.
+Values and gradients may differ from a float64 run by at most twice what the original's own do;
+dtypes, shapes, strides, requires_grad, shared memory and what is written to inputs must be equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from optimus.legality import storages_of
+
+TOLERANCE = 2.0
+"""How many times the original's own error to float64 a rewritten graph may have."""
+
+
+@dataclass
+class Trace:
+    """What one run returned and left behind. `facts`: types, strides and sharing of memory."""
+
+    values: dict[str, torch.Tensor | None] = field(default_factory=dict[str, torch.Tensor | None])
+    facts: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+class CannotVerify(Exception):
+    """The original does not run on these inputs outside the compiler; the text says why."""
+
+
+class Verifier:
+    """Holds the original's results on one set of inputs, to compare any rewritten graph with.
+
+    Raises CannotVerify when the original cannot be run on them (fake inputs, out of memory, an
+    operation that only compiles).
+    """
+
+    def __init__(self, original: GraphModule, inputs: Sequence[Any]) -> None:
+        tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
+        if any(is_fake(x) for x in tensors):
+            raise CannotVerify("the inputs hold no data")
+        self._inputs = list(inputs)
+        try:
+            self._expected = trace(original, self._inputs)
+        except Exception as error:
+            raise CannotVerify(f"the original graph fails in eager mode: {error}") from error
+        self._reference = self._run_in_double(original)
+
+    def difference(self, rewritten: GraphModule) -> str | None:
+        """The first thing that `rewritten` does otherwise than the original; None if nothing."""
+        try:
+            actual = trace(rewritten, self._inputs)
+        except Exception as error:
+            return f"the rewritten graph fails: {error}"
+        return compare(self._expected, actual, self._reference)
+
+    def _run_in_double(self, original: GraphModule) -> Trace | None:
+        """The reference; None for a graph that float64 cannot run, such as one with casts."""
+        try:
+            with _no_autocast(self._inputs):
+                return trace(original, self._inputs, widen=True)
+        except Exception:
+            return None
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has a shape but no data."""
+    return isinstance(tensor, torch._subclasses.FakeTensor) or tensor.is_meta
+
+
+def trace(module: GraphModule, inputs: Sequence[Any], widen: bool = False) -> Trace:
+    """Run `module` on copies of `inputs`, forward and backward from a fixed random projection of
+    its outputs; `widen` makes every floating-point input float64 first."""
+    copies = _copy_inputs(inputs, widen)
+    devices = [x.device for x in copies if isinstance(x, torch.Tensor) and x.is_cuda]
+    result = Trace()
+    with torch.random.fork_rng(devices=[d.index for d in dict.fromkeys(devices)]):
+        torch.manual_seed(0)
+        outputs = pytree.tree_leaves(module(*copies))
+        result.facts["random state"] = _random_state(dict.fromkeys(devices))
+    _note_outputs(result, copies, outputs)
+    generator = torch.Generator().manual_seed(0)
+    terms = [_project(out, generator) for out in outputs if _differentiable(out)]
+    if terms:
+        torch.stack(terms).sum().backward()  # type: ignore[no-untyped-call]
+    for i, copy in enumerate(copies):
+        if isinstance(copy, torch.Tensor):
+            result.values[f"input {i}"] = copy.detach()
+            result.values[f"gradient of input {i}"] = copy.grad if copy.is_leaf else None
+    return result
+
+
+def _random_state(devices: Iterable[torch.device]) -> tuple[int, ...]:
+    states = [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)]
+    return tuple(hash(state.numpy().tobytes()) for state in states)
+
+
+def _note_outputs(result: Trace, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    everything = [*inputs, *outputs]
+    storages = [storages_of(value) for value in everything]
+    for i, out in enumerate(outputs):
+        name = f"output {i}"
+        if not isinstance(out, torch.Tensor):
+            result.facts[name] = out
+            continue
+        result.values[name] = out.detach().clone()
+        strides = out.stride() if out.numel() and out.layout is torch.strided else ()
+        result.facts[f"{name}: stride"] = strides
+        result.facts[f"{name}: requires_grad"] = out.requires_grad
+        own = storages[len(inputs) + i]
+        result.facts[f"{name}: memory"] = [j for j, s in enumerate(storages) if s & own]
+
+
+def compare(expected: Trace, actual: Trace, reference: Trace | None) -> str | None:
+    """The first difference between two runs that matters; None if there is none."""
+    for name, fact in expected.facts.items():
+        if actual.facts.get(name) != fact:
+            return f"{name} is {actual.facts.get(name)} instead of {fact}"
+    exact = reference.values if reference is not None else {}
+    scales = _scales(expected)
+    for name, value in expected.values.items():
+        scale = scales[_kind(name)]
+        reason = _value_difference(value, actual.values.get(name), exact.get(name), scale)
+        if reason is not None:
+            return f"{name} {reason}"
+    return None
+
+
+def _kind(name: str) -> str:
+    return name.rstrip("0123456789")
+
+
+def _scales(run: Trace) -> dict[str, float]:
+    """The largest root mean square among the outputs, the gradients, the inputs.
+
+    A gradient that is zero but for rounding is judged by the size of its kind, not by its own.
+    """
+    scales: dict[str, float] = {}
+    for name, value in run.values.items():
+        size = 0.0
+        if value is not None and value.is_floating_point() and value.numel():
+            size = _norm(value) / value.numel() ** 0.5
+        scales[_kind(name)] = max(scales.get(_kind(name), 0.0), size)
+    return scales
+
+
+def _value_difference(
+    expected: torch.Tensor | None,
+    actual: torch.Tensor | None,
+    exact: torch.Tensor | None,
+    scale: float,
+) -> str | None:
+    if expected is None or actual is None:
+        return None if expected is actual else "is missing on one side"
+    if (expected.dtype, expected.shape) != (actual.dtype, actual.shape):
+        return f"is {actual.dtype} {list(actual.shape)}"
+    if not expected.is_floating_point():
+        return None if torch.equal(expected, actual) else "differs"
+    if not torch.equal(expected.isfinite(), actual.isfinite()):
+        return "has NaN or infinities in other places"
+    known = exact is not None and exact.shape == expected.shape
+    reference = exact.double() if exact is not None and known else expected.double()
+    own, error = _norm(expected.double() - reference), _norm(actual.double() - reference)
+    # What rounding in another order may cost: a few units, more where no reference tells.
+    units = (4 if known else 64) * expected.numel() ** 0.5
+    allowed = TOLERANCE * own + units * torch.finfo(expected.dtype).eps * scale
+    return None if error <= allowed else f"is off by {error:.3g} (the original's own: {own:.3g})"
+
+
+def _norm(value: torch.Tensor) -> float:
+    """Frobenius norm, non-finite elements left out."""
+    return value.double().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).norm().item()
+
+
+def _project(out: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    weight = torch.randn(out.shape, generator=generator, dtype=torch.float64)
+    return (out.double() * weight.to(out.device)).sum()
+
+
+def _differentiable(out: Any) -> bool:
+    return isinstance(out, torch.Tensor) and out.requires_grad
+
+
+def _copy_inputs(inputs: Sequence[Any], widen: bool) -> list[Any]:
+    """Copies that share memory as the originals do and are leaves of their own graph."""
+    storages: dict[int, torch.UntypedStorage] = {}
+    return [_copy_input(value, widen, storages) for value in inputs]
+
+
+def _copy_input(value: Any, widen: bool, storages: dict[int, torch.UntypedStorage]) -> Any:
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return value.node.hint
+    if not isinstance(value, torch.Tensor):
+        return value
+    source = value.detach()
+    if widen and source.is_floating_point():
+        return source.double().requires_grad_(value.requires_grad)
+    storage = source.untyped_storage()
+    copied = storages.setdefault(storage._cdata, storage.clone())
+    copy = torch.empty(0, dtype=source.dtype, device=source.device)
+    copy.set_(copied, source.storage_offset(), source.shape, source.stride())
+    return copy.requires_grad_(value.requires_grad)
+
+
+def _no_autocast(inputs: Sequence[Any]) -> torch.autocast:
+    device = next((x.device.type for x in inputs if isinstance(x, torch.Tensor)), "cpu")
+    return torch.autocast(device, enabled=False)
+
+
+def guilty(names: Sequence[str], is_wrong: Callable[[Sequence[str]], bool]) -> str | None:
+    """The pattern without which the prefix of `names` (in pipeline order) up to it is right.
+
+    `is_wrong(prefix)` rewrites with these patterns alone and compares; it holds for all of
+    `names`. None when the graph is wrong without any pattern. Takes log2(len(names)) + 1 calls.
+    """
+    if is_wrong(()):
+        return None
+    right, wrong = 0, len(names)
+    while wrong - right > 1:
+        middle = (right + wrong) // 2
+        if is_wrong(names[:middle]):
+            wrong = middle
+        else:
+            right = middle
+    return names[wrong - 1]

@@ -1,0 +1,150 @@
+"""A rewritten graph that means something else must be caught: one test a kind of fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch.fx import GraphModule, Node, symbolic_trace
+
+from optimus.backend import OptimusBackend
+from optimus.driver import Phase
+from optimus.editor import Editor
+from optimus.pattern import Match, Miss, Pattern
+from optimus.pipeline import Selection
+from optimus.verify import CannotVerify, Verifier, guilty
+
+
+def _graph(function: Callable[..., object]) -> GraphModule:
+    return symbolic_trace(function)
+
+
+def _inputs() -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(5, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)]
+
+
+def _original(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    y = (x @ w).relu()
+    return y, y.sum(0)
+
+
+def _regrouped(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    y = torch.cat([x[:, :2] @ w[:2] + x[:, 2:] @ w[2:]], 0).relu()
+    return y, y.sum(0)
+
+
+def _other_value(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    y = (x @ w).relu()
+    return y, y.mean(0)
+
+
+def _lost_gradient(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    y = (x @ w.detach()).relu()
+    return y, y.sum(0)
+
+
+def _half_precision(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    y = (x.bfloat16() @ w.bfloat16()).float().relu()
+    return y, y.sum(0)
+
+
+def _other_dtype(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    y = (x @ w).relu()
+    return y.double(), y.sum(0)
+
+
+def _other_stride(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    y = (x @ w).relu()
+    return y.t().contiguous().t(), y.sum(0)
+
+
+def _shared_memory(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    y = torch.cat([(x @ w).relu(), (x @ w).relu().sum(0, keepdim=True)])
+    return y[:5], y[5]
+
+
+def _random_draw(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    y = (x @ w).relu()
+    torch.rand(3)
+    return y, y.sum(0)
+
+
+def test_another_order_of_summing_is_no_difference() -> None:
+    assert Verifier(_graph(_original), _inputs()).difference(_graph(_regrouped)) is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        (_other_value, "output 1"),
+        (_lost_gradient, "gradient of input 1"),
+        (_half_precision, "output 0"),
+        (_other_dtype, "output 0"),
+        (_other_stride, "stride"),
+        (_shared_memory, "memory"),
+        (_random_draw, "random state"),
+    ],
+)
+def test_a_difference_is_found(wrong: Callable[..., object], named: str) -> None:
+    difference = Verifier(_graph(_original), _inputs()).difference(_graph(wrong))
+    assert difference is not None
+    assert named in difference
+
+
+def test_a_write_to_an_input_is_found() -> None:
+    def reads(x: torch.Tensor, counter: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    def writes(x: torch.Tensor, counter: torch.Tensor) -> torch.Tensor:
+        counter.add_(1)
+        return x * 2
+
+    inputs = [torch.randn(3, requires_grad=True), torch.zeros(())]
+    assert "input 1" in str(Verifier(_graph(reads), inputs).difference(_graph(writes)))
+
+
+def test_inputs_without_data_cannot_be_verified() -> None:
+    with pytest.raises(CannotVerify, match="no data"):
+        Verifier(_graph(_original), [x.to("meta") for x in _inputs()])
+
+
+def test_bisection_names_the_pattern_that_makes_the_difference() -> None:
+    names = ["a", "b", "c", "d", "e"]
+    for culprit in names:
+        assert guilty(names, lambda prefix, culprit=culprit: culprit in prefix) == culprit
+    assert guilty(names, lambda prefix: True) is None
+
+
+@dataclass(frozen=True)
+class ReluToSigmoid(Pattern):
+    """Wrong on purpose."""
+
+    anchors = ("relu",)
+    family = "vertical"
+
+    def match(self, node: Node) -> Match | Miss:
+        return Match((node,))
+
+    def rewrite(self, match: Match, edit: Editor) -> None:
+        edit.replace(match.anchor, edit.call("sigmoid", match.anchor.args[0]))
+
+    @classmethod
+    def examples(cls) -> tuple[()]:
+        return ()
+
+
+def test_the_backend_leaves_out_a_wrong_pattern_and_goes_on_with_the_rest() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+    backend = OptimusBackend("none", inner="eager")
+    backend.selection = Selection((Phase("vertical", (ReluToSigmoid(),)),))
+    x = torch.randn(3, 4)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=backend)
+    assert torch.equal(compiled(x), model(x))
+    graph = backend.report.graphs[0]
+    assert list(graph.dropped) == ["relu_to_sigmoid"]
+    assert graph.verified == "verified"
+    assert "relu_to_sigmoid is left out" in backend.report.table()
