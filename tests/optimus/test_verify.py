@@ -68,7 +68,7 @@ def _shared_memory(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torc
 
 def _random_draw(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     y = (x @ w).relu()
-    torch.rand(3)
+    torch.rand_like(x)
     return y, y.sum(0)
 
 
