@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -10,6 +11,12 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
+
+# TorchRec asks torch.fx an old question each time it makes a KeyedJaggedTensor; the warning that
+# comes with the answer would reach the user once a process, data workers included.
+logging.getLogger("torch.fx._symbolic_trace").addFilter(
+    lambda record: not record.getMessage().startswith("is_fx_tracing will return true")
+)
 
 
 @dataclass

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
@@ -57,12 +59,14 @@ class BatchLoader:
         self._begun = False
         self._start = 0  # where the next pass begins
         self._consumed = 0
-        self._loader = DataLoader(
+        self._order = _Order()
+        self._make_loader = partial(
+            DataLoader,
             _Batches(source, plan),
             batch_size=None,
-            sampler=_Order(self),  # pyright: ignore[reportArgumentType]
+            sampler=self._order,
             num_workers=num_workers,
-            collate_fn=_identity,
+            collate_fn=_identity,  # pyright: ignore[reportArgumentType]
             pin_memory=pin_memory,
             prefetch_factor=prefetch_batches if num_workers else None,
             persistent_workers=num_workers > 0,
@@ -70,6 +74,8 @@ class BatchLoader:
             # would not get the random numbers of the run it goes on from.
             generator=torch.Generator(),
         )
+        self._loader: DataLoader[Batch] | None = None
+        self._hold: weakref.finalize[..., BatchLoader] | None = None
 
     def __len__(self) -> int:
         """Batches in a whole epoch, wherever the loader stands in it."""
@@ -83,6 +89,8 @@ class BatchLoader:
             self._consumed += 1
             yield batch
 
+    batch_sampler = None  # Lightning reads it where there is a `sampler`
+
     @property
     def sampler(self) -> BatchLoader:
         """Where Lightning looks for `set_epoch`."""
@@ -93,10 +101,6 @@ class BatchLoader:
         if epoch != self._epoch:
             self._start = self._consumed = 0
         self._epoch, self._begun = epoch, False
-
-    def places(self) -> list[Place]:
-        """What the running pass has not handed out yet."""
-        return [(self._epoch, index) for index in range(self._consumed, len(self))]
 
     def state_dict(self) -> dict[str, Any]:
         """The position, and the plan it is a position in. Plain ints and strings."""
@@ -127,29 +131,45 @@ class BatchLoader:
         self._epoch, self._begun = int(state["epoch"]), False
         self._start = self._consumed = len(self) if done >= total else done
 
+    def close(self) -> None:
+        """Stop the workers; the next pass starts new ones. The position stays."""
+        if self._hold is not None:
+            self._hold.detach()
+        self._loader = self._hold = None
+
+    def _open(self) -> DataLoader[Batch]:
+        if self._loader is None:
+            self._loader = self._make_loader()
+            # Keeps the DataLoader from being collected as part of a reference cycle (trainer, data
+            # module, loader): its queues would be finalised before the shutdown that needs them,
+            # which then waits five seconds for each worker.
+            self._hold = weakref.finalize(self, _let_go, self._loader)
+        return self._loader
+
     def _begin_pass(self) -> None:
         if self._begun or self._start >= len(self):
             self._epoch, self._start = self._epoch + 1, 0
         self._consumed, self._start, self._begun = self._start, 0, True
+        self._order.places = [(self._epoch, index) for index in range(self._consumed, len(self))]
 
     def _on_device(self) -> Iterator[Batch]:
-        host = iter(self._loader)
+        host = iter(self._open())
         if self._device is None or self._device.type != "cuda":
             return host
         return move_ahead(host, self._device)
 
 
 class _Order:
-    """The loader's remaining places, read when a pass begins."""
+    """The places of the running pass: what the loader tells its workers to make."""
 
-    def __init__(self, loader: BatchLoader) -> None:
-        self._loader = loader
+    def __init__(self) -> None:
+        self.places: list[Place] = []
 
     def __iter__(self) -> Iterator[Place]:
-        return iter(self._loader.places())
+        return iter(self.places)
 
     def __len__(self) -> int:
-        return len(self._loader.places())
+        return len(self.places)
 
 
 def move_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
@@ -178,6 +198,10 @@ def move_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch
             yield ready
     if ahead is not None:
         yield finish(ahead)
+
+
+def _let_go(loader: DataLoader[Batch]) -> None:
+    del loader
 
 
 def _identity(batch: Batch) -> Batch:
