@@ -10,6 +10,7 @@ the layout where somebody could tell the difference.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,25 +35,43 @@ class _Transaction:
     replaces_effects: bool
     made: dict[Node, None] = field(default_factory=dict[Node, None])
     replaced: dict[Node, Node] = field(default_factory=dict[Node, Node])
+    num_replaced_by: Counter[Node] = field(default_factory=Counter[Node])
+
+    def reads(self) -> set[Node]:
+        """What the new nodes read of the graph as it was."""
+        return {n for node in self.made for n in node.all_input_nodes} - self.made.keys()
 
     def leaves(self) -> set[Node]:
-        """What the replacement reads of the graph as it was."""
-        read = {n for node in self.made for n in node.all_input_nodes}
-        return (read | set(self.replaced.values())) - self.made.keys()
+        """What the replacement consists of besides new nodes."""
+        return self.reads() | (set(self.replaced.values()) - self.made.keys())
+
+    def takes_over(self, old: Node) -> bool:
+        """Whether the new value for `old` is what `old` was: memory of its own, in one layout, that
+        stands for nothing else."""
+        new = self.replaced[old]
+        if new not in self.made or not is_fresh(old) or not is_fresh(new):
+            return False
+        if not same_strides(value_of(old), value_of(new)):
+            return False
+        memory = storages_of(value_of(new))
+        return self.num_replaced_by[new] == 1 and not any(
+            memory & storages_of(value_of(node)) for node in new.users if node in self.made
+        )
 
 
 class Editor:
     """Edits one graph. `edits` counts the values replaced so far.
 
-    `changed` maps each node put in place of another to the value that stood there before, where
-    the two differ in strides or in memory; `optimus.layout.settle` works it off.
+    `changed` tells for each node which of its inputs were put in place of another, and the value
+    that stood there before, where the two differ in strides or in memory; `optimus.layout.settle`
+    works it off.
     """
 
     def __init__(self, graph: Graph, legality: Legality, mode: FakeTensorMode) -> None:
         self.graph = graph
         self.legality = legality
         self.edits = 0
-        self.changed: dict[Node, Any] = {}
+        self.changed: dict[Node, list[tuple[Node, Any]]] = {}
         self._mode = mode
         self._open: _Transaction | None = None
         self._by_op: dict[str, dict[Node, None]] = {}
@@ -71,7 +90,10 @@ class Editor:
 
     def replace(self, old: Node, new: Node) -> None:
         """Have all users of `old` read `new` instead, once the transaction commits."""
-        self._transaction().replaced[old] = new
+        transaction = self._transaction()
+        assert old not in transaction.replaced, "replaced twice"
+        transaction.replaced[old] = new
+        transaction.num_replaced_by[new] += 1
 
     # What the driver and the layout pass call.
 
@@ -98,13 +120,16 @@ class Editor:
             self.rollback()
             raise Refused(reason)
         for old, new in transaction.replaced.items():
-            self._put_in_place(old, new)
+            self._put_in_place(old, new, takes_over=transaction.takes_over(old))
         self.edits += len(transaction.replaced)
         self._open = None
-        if transaction.replaces_effects:
-            for node in reversed(transaction.nodes):
-                self._erase(node)
         self.sweep((*transaction.nodes, *transaction.replaced, *reversed(transaction.made)))
+        if transaction.replaces_effects:
+            for node in sorted(filter(self.is_alive, transaction.nodes), reverse=True):
+                if not self.legality.effects(node).pure:
+                    inputs = node.all_input_nodes
+                    self._erase(node)
+                    self.sweep(inputs)
 
     def rollback(self) -> None:
         """Drop the open transaction, if there is one, and all nodes it made."""
@@ -170,11 +195,26 @@ class Editor:
             if not same_type(value_of(old), value_of(new)):
                 return f"would change the type of {_label(old)}"
         return (
-            self._work_objection(transaction)
+            self._place_objection(transaction)
+            or self._work_objection(transaction)
+            or self._effects_objection(transaction)
             or self._cone_objection(transaction, leaves)
             or self._write_objection(transaction, leaves)
             or self._sharing_objection(transaction)
         )
+
+    def _place_objection(self, transaction: _Transaction) -> str | None:
+        """New nodes stand behind all they read and in front of all that is to read them."""
+        for node in transaction.reads():
+            if node in transaction.replaced:
+                return f"the replacement of {_label(node)} reads {_label(node)}"
+            if not node < transaction.before:
+                return f"the replacement reads {_label(node)}, which is computed after its place"
+        for old, new in transaction.replaced.items():
+            place = transaction.before if new in transaction.made else new.next
+            if any(user < place for user in old.users):
+                return f"{_label(old)} is read before the place of its replacement"
+        return None
 
     def _work_objection(self, transaction: _Transaction) -> str | None:
         """All work moves to one place: it must be pure and run under that place's state."""
@@ -189,11 +229,48 @@ class Editor:
                 return f"{_label(node)} writes to memory or draws random numbers"
         return None
 
+    def _effects_objection(self, transaction: _Transaction) -> str | None:
+        """Writes and random draws are made by the nodes that made them, or taken over whole."""
+        effects = self.legality.effects
+        if not transaction.replaces_effects:
+            for node in transaction.made:
+                if not effects(node).pure:
+                    return f"{_label(node)} would write to memory or draw random numbers"
+            return None
+        matched = set(transaction.nodes)
+        for node in transaction.nodes:
+            unread = node in transaction.replaced or node.users.keys() <= matched
+            if not effects(node).pure and not unread:
+                return f"{_label(node)} is still read but not replaced"
+        return self._order_objection(transaction, matched)
+
+    def _order_objection(self, transaction: _Transaction, matched: set[Node]) -> str | None:
+        """Writes and draws that move may not pass one another, or a read of what is written."""
+        moved = [n for n in matched if not self.legality.effects(n).pure]
+        if not moved:
+            return None
+        written = storages_of([value_of(w) for n in moved for w in self.legality.effects(n).writes])
+        random = any(self.legality.effects(n).random for n in moved)
+        node, last = min(*moved, transaction.before), max(*moved, transaction.before)
+        while node is not last:
+            if node not in matched and node not in transaction.made:
+                if random and self.legality.effects(node).random:
+                    return f"{_label(node)} draws random numbers in between"
+                if written & storages_of([value_of(n) for n in (node, *node.all_input_nodes)]):
+                    return f"{_label(node)} reads memory in between that the match writes to"
+            node = node.next
+        return None
+
     def _cone_objection(self, transaction: _Transaction, leaves: set[Node]) -> str | None:
         """What is replaced may depend on nothing but the match, its drops and the new inputs."""
         matched = set(transaction.nodes)
         grad = self.legality.context(transaction.before).grad
         seen = leaves | set(transaction.drops)
+        kept = [leaf for leaf in leaves if leaf in matched]  # they read what the match reads
+        while kept:
+            inputs = [n for n in kept.pop().all_input_nodes if n not in seen]
+            seen.update(inputs)
+            kept += [n for n in inputs if n in matched]
         pending = list(transaction.replaced)
         while pending:
             for node in pending.pop().all_input_nodes:
@@ -210,8 +287,7 @@ class Editor:
     def _write_objection(self, transaction: _Transaction, leaves: set[Node]) -> str | None:
         """Nothing that is read earlier than it was, or later, may have been written in between."""
         work = [node for node in transaction.nodes if not is_view(node)]
-        first = min(work, default=transaction.before)
-        last = max(*work, transaction.before) if work else transaction.before
+        first, last = min((*work, transaction.before)), max((*work, transaction.before))
         touched = (*leaves, *transaction.nodes)
         ignored = set(transaction.nodes) if transaction.replaces_effects else set[Node]()
         writer = self.legality.written_between(touched, first, last, ignored)
@@ -219,25 +295,44 @@ class Editor:
 
     def _sharing_objection(self, transaction: _Transaction) -> str | None:
         """Memory that somebody writes to must be shared by the same values as before."""
+        sharers: dict[int, list[Node]] = {}
         for old, new in transaction.replaced.items():
-            if storages_of(value_of(old)) == storages_of(value_of(new)) or _alike(old, new):
+            for storage in storages_of(value_of(new)):
+                sharers.setdefault(storage, []).append(old)
+        for olds in sharers.values():
+            if len({storages_of(value_of(old)) for old in olds}) == 1 and all(
+                self._keeps_memory(transaction, old) for old in olds
+            ):
                 continue
-            writers = self.legality.writers((value_of(old), value_of(new)))
+            pairs = [(value_of(old), value_of(transaction.replaced[old])) for old in olds]
+            writers = self.legality.writers(pairs)
             if writers:
                 return f"{_label(writers[0])} writes to memory that would be shared or copied"
         return None
 
+    def _keeps_memory(self, transaction: _Transaction, old: Node) -> bool:
+        new = transaction.replaced[old]
+        same = storages_of(value_of(old)) == storages_of(value_of(new))
+        return same or transaction.takes_over(old)
+
     # Changes.
 
-    def _put_in_place(self, old: Node, new: Node) -> None:
+    def _put_in_place(self, old: Node, new: Node, takes_over: bool) -> None:
         old_value, new_value = value_of(old), value_of(new)
-        if _alike(old, new):
+        moved = storages_of(old_value) != storages_of(new_value)
+        if takes_over:
             new.meta["example_value"] = old_value  # same memory for the nodes downstream
-        elif not (
-            storages_of(old_value) == storages_of(new_value) and same_strides(old_value, new_value)
-        ):
-            self.changed[new] = old_value
+        elif moved or not same_strides(old_value, new_value):
+            self.note_change(old, new, old_value)
+        for user in old.users:
+            sources = self.changed.get(user, ())
+            self.changed[user] = [(new if n is old else n, before) for n, before in sources]
         old.replace_all_uses_with(new)
+
+    def note_change(self, node: Node, now: Node, before: Any) -> None:
+        """Have `settle` tell all users of `node` that they read `now`, where `before` was."""
+        for user in node.users:
+            self.changed.setdefault(user, []).append((now, before))
 
     def _transaction(self) -> _Transaction:
         assert self._open is not None, "the editor is used outside a rewrite"
@@ -267,11 +362,6 @@ def is_view(node: Node) -> bool:
         return False
     source = node.all_input_nodes[0]
     return storages_of(value_of(node)) == storages_of(value_of(source))
-
-
-def _alike(old: Node, new: Node) -> bool:
-    """Whether both allocate their value, with equal layout."""
-    return is_fresh(old) and is_fresh(new) and same_strides(value_of(old), value_of(new))
 
 
 def _label(node: Node) -> str:

@@ -28,23 +28,26 @@ def settle(editor: Editor) -> None:
     """
     if not editor.changed:
         return
-    changed = editor.changed
     for node in list(editor.graph.nodes):
-        moved = [source for source in node.all_input_nodes if source in changed]
+        moved = editor.changed.get(node)
         if moved and node.op != "output":
             _settle_node(editor, node, moved)
-    changed.clear()
+    editor.changed.clear()
     editor.legality.refresh_memory()
 
 
-def _settle_node(editor: Editor, node: Node, moved: list[Node]) -> None:
+_Moved = Sequence[tuple[Node, Any]]
+"""Inputs of a node that were put in place of another, each with the value that stood there."""
+
+
+def _settle_node(editor: Editor, node: Node, moved: _Moved) -> None:
     old_value = value_of(node)
     if _minds_layout(node):
         _restore_inputs(editor, node, moved)
         return
-    if not any(_reaches(old_value, source, editor.changed[source]) for source in moved):
+    if not any(_reaches(old_value, source, before) for source, before in moved):
         return
-    was_fresh = not storages_of(old_value) & storages_of([editor.changed[s] for s in moved])
+    was_fresh = not storages_of(old_value) & storages_of([before for _, before in moved])
     try:
         new_value = editor.evaluate(node)
     except Unknown:  # a view that the new strides do not allow
@@ -58,7 +61,7 @@ def _settle_node(editor: Editor, node: Node, moved: list[Node]) -> None:
     elif was_fresh and editor.legality.writers(old_value):
         _own_memory(editor, node, old_value)
     else:
-        editor.changed[node] = old_value
+        editor.note_change(node, node, old_value)
 
 
 def _reaches(value: Any, source: Node, before: Any) -> bool:
@@ -95,9 +98,8 @@ _LAYOUT_ATEN = {"aten::as_strided", "aten::as_strided_"}
 _TORCH_HOMES = ("torch", "torch._C._nn", "torch.functional", "torch.nn.functional", "_operator")
 
 
-def _restore_inputs(editor: Editor, node: Node, moved: list[Node]) -> None:
-    for source in moved:
-        before = editor.changed[source]
+def _restore_inputs(editor: Editor, node: Node, moved: _Moved) -> None:
+    for source, before in moved:
         if isinstance(before, torch.Tensor) and not same_strides(before, value_of(source)):
             with editor.graph.inserting_before(node):
                 restored = restride(editor, source, before, place=node)

@@ -77,7 +77,7 @@ class Legality:
         self._effects: dict[Node, Effects] = {}
         self._contexts: dict[Node, Context] = {}
         self._writes: dict[int, list[Node]] = defaultdict(list)
-        self._written_nodes: list[tuple[Node, Node]] = []
+        self._writers: dict[Node, None] = {}
         context = Context(torch.is_grad_enabled() if grad is None else grad)
         entered: dict[Node, tuple[Any, ...]] = {}
         for node in graph.nodes:
@@ -85,15 +85,20 @@ class Legality:
             if effects.barrier:
                 context = _next_context(context, node, entered)
             self._contexts[node] = context
-            self._written_nodes += [(node, written) for written in effects.writes]
+            if effects.writes:
+                self._writers[node] = None
         self.refresh_memory()
 
     def refresh_memory(self) -> None:
-        """Read the storages of what is written anew, after fake values have changed."""
+        """Read anew what is written, after arguments or fake values have changed."""
         self._writes.clear()
-        for writer, written in self._written_nodes:
-            for storage in storages_of(value_of(written)):
-                self._writes[storage].append(writer)
+        for writer in self._writers:
+            self._note_writes(writer)
+
+    def _note_writes(self, writer: Node) -> None:
+        effects = self._effects[writer] = effects_of(writer)
+        for storage in storages_of([value_of(written) for written in effects.writes]):
+            self._writes[storage].append(writer)
 
     def effects(self, node: Node) -> Effects:
         """What running `node` does besides returning its value."""
@@ -111,22 +116,21 @@ class Legality:
         """Take in a node that the editor has made."""
         effects = self._effects[node] = effects_of(node)
         self._contexts[node] = context
-        for written in effects.writes:
-            self._written_nodes.append((node, written))
-            for storage in storages_of(value_of(written)):
-                self._writes[storage].append(node)
+        if effects.writes:
+            self._writers[node] = None
+            self._note_writes(node)
 
     def forget(self, node: Node) -> None:
         """Drop a node that the editor has erased."""
-        if self._effects.pop(node).writes:
-            self._written_nodes = [(w, x) for w, x in self._written_nodes if w is not node]
+        del self._effects[node], self._contexts[node]
+        if node in self._writers:
+            del self._writers[node]
             self.refresh_memory()
-        del self._contexts[node]
 
     @property
     def is_functional(self) -> bool:
         """Whether nothing in the graph writes to memory."""
-        return not self._written_nodes
+        return not self._writers
 
     @property
     def written_storages(self) -> Set[int]:
