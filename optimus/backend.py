@@ -17,6 +17,7 @@ import torch
 from torch.fx import Graph, GraphModule
 
 from optimus.driver import rewrite
+from optimus.packing import Packing
 from optimus.pipeline import Selection, select
 from optimus.report import GraphReport, Report
 from optimus.verify import CannotVerify, Verifier, guilty
@@ -32,7 +33,8 @@ class OptimusBackend:
 
     `report` grows by one record for each graph compiled. `inner` compiles what was rewritten,
     `inner_options` are inductor's config entries. With `verify` a rewritten graph is run beside the
-    original on the inputs at hand first, and patterns that change the result are left out.
+    original on the inputs at hand first, and patterns that change the result are left out. With
+    `packing`, parameters that the rewritten graph stacks are stored as one tensor.
     Raises ValueError for unknown patterns, knobs,
     inner compilers and options, naming the valid ones.
     """
@@ -46,6 +48,7 @@ class OptimusBackend:
         inner: str = "inductor",
         inner_options: Mapping[str, Any] | None = None,
         verify: bool = True,
+        packing: Packing | None = None,
         strict: bool = False,
     ) -> None:
         if inner not in INNER:
@@ -57,6 +60,7 @@ class OptimusBackend:
         self._inner = inner
         self._options = dict(inner_options or {})
         self._verify = verify
+        self._packing = packing
         self._strict = strict
 
     def __call__(self, module: GraphModule, inputs: Sequence[Any]) -> Compiled:
@@ -69,7 +73,7 @@ class OptimusBackend:
             report.nodes_after = len(candidate.graph.nodes)
             start = time.perf_counter()
             try:
-                return self._compile(candidate, inputs)
+                return self._packed(candidate, inputs)
             except Exception as error:
                 if self._strict:
                     raise
@@ -141,6 +145,12 @@ class OptimusBackend:
             return verifier.difference(self._rewrite(module, trial, without)) is not None
 
         return guilty(names, is_wrong)
+
+    def _packed(self, module: GraphModule, inputs: Sequence[Any]) -> Compiled:
+        if self._packing is None:
+            return self._compile(module, inputs)
+        module, packed_inputs, wrap = self._packing.pack_graph(copy_graph_module(module), inputs)
+        return wrap(self._compile(module, packed_inputs))
 
     def _compile(self, module: GraphModule, inputs: Sequence[Any]) -> Compiled:
         if self._inner == "inductor":

@@ -1,0 +1,198 @@
+"""Packing changes where parameters lie and nothing else."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from optimus.backend import OptimusBackend
+from optimus.packing import Packing
+
+
+class Towers(nn.Module):
+    """Four towers on pieces of one input: their weights and biases become two packs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.towers = nn.ModuleList(nn.Linear(4, 3) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = torch.split(x, 4, 1)
+        return torch.cat([tower(p) for tower, p in zip(self.towers, parts, strict=True)], 1)
+
+
+def _pair() -> tuple[Towers, Towers, Packing, Any]:
+    """A model, its twin that stays plain, the packing and the compiled model."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = Towers()
+    twin = copy.deepcopy(model)
+    packing = Packing()
+    backend = OptimusBackend(inner="aot_eager", packing=packing, verify=False, strict=True)
+    return model, twin, packing, torch.compile(model, backend=backend)
+
+
+def _train(run: Any, model: nn.Module, steps: int = 3) -> list[float]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(3)
+    losses: list[float] = []
+    for _ in range(steps):
+        loss = run(torch.randn(5, 16, generator=generator)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_training_is_the_same_and_the_weights_are_one_tensor() -> None:
+    model, twin, packing, compiled = _pair()
+    names, parameters = list(model.state_dict()), dict(model.named_parameters())
+    assert _train(compiled, model) == _train(twin, twin)
+    assert sorted(p.whole.shape for p in packing.packs) == [(4, 3), (4, 3, 4)]
+    assert all(p.is_intact() for p in packing.packs)
+    assert list(model.state_dict()) == names
+    assert all(parameters[n] is p for n, p in model.named_parameters())
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, twin.state_dict()[name])
+
+
+def test_gradients_are_views_of_one_tensor() -> None:
+    model, twin, _, compiled = _pair()
+    x = torch.randn(5, 16)
+    compiled(x).square().sum().backward()
+    twin(x).square().sum().backward()
+    grads = [tower.weight.grad for tower in model.towers]
+    assert len({g.untyped_storage().data_ptr() for g in grads if g is not None}) == 1
+    for own, plain in zip(model.parameters(), twin.parameters(), strict=True):
+        assert own.grad is not None
+        assert plain.grad is not None
+        assert torch.equal(own.grad, plain.grad)
+
+
+def test_gradients_accumulate() -> None:
+    model, twin, _, compiled = _pair()
+    x = torch.randn(5, 16)
+    for run in (compiled, twin):
+        for scale in (1.0, 2.0):
+            (run(x) * scale).square().sum().backward()
+    for own, plain in zip(model.parameters(), twin.parameters(), strict=True):
+        assert own.grad is not None
+        assert plain.grad is not None
+        torch.testing.assert_close(own.grad, plain.grad)
+
+
+def test_state_loads_in_both_directions() -> None:
+    model, twin, packing, compiled = _pair()
+    x = torch.randn(5, 16)
+    compiled(x)
+    twin.load_state_dict(model.state_dict())
+    changed = {name: value + 1 for name, value in twin.state_dict().items()}
+    model.load_state_dict(changed)
+    twin.load_state_dict(changed)
+    assert all(p.is_intact() for p in packing.packs)
+    assert torch.equal(compiled(x), twin(x))
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "pickle", "torch.save"])
+def test_copies_are_independent(how: str) -> None:
+    model, _, _, compiled = _pair()
+    x = torch.randn(5, 16)
+    before = compiled(x)
+    if how == "torch.save":
+        buffer = io.BytesIO()
+        torch.save(model.state_dict(), buffer)
+        buffer.seek(0)
+        other = Towers()
+        other.load_state_dict(torch.load(buffer))
+    else:
+        other = copy.deepcopy(model) if how == "deepcopy" else _pickled(model)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(1)
+    assert torch.equal(compiled(x), before)
+
+
+def _pickled(model: Towers) -> Towers:
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=False)
+
+
+def test_parameters_moved_away_are_moved_back() -> None:
+    model, twin, packing, compiled = _pair()
+    x = torch.randn(5, 16)
+    compiled(x)
+    for m in (model, twin):
+        m.double().float()
+        with torch.no_grad():
+            for parameter in m.parameters():
+                parameter.mul_(2)
+    assert not any(p.is_intact() for p in packing.packs)
+    assert torch.equal(compiled(x), twin(x))
+    assert all(p.is_intact() for p in packing.packs)
+
+
+def test_later_graphs_reuse_the_packs() -> None:
+    _, twin, packing, compiled = _pair()
+    compiled(torch.randn(5, 16))
+    packs = list(packing.packs)
+    with torch.no_grad():
+        x = torch.randn(7, 16)
+        assert torch.equal(compiled(x), twin(x))
+    assert packing.packs == packs
+
+
+def test_dissolving_gives_everyone_memory_of_its_own() -> None:
+    model, twin, packing, compiled = _pair()
+    compiled(torch.randn(5, 16))
+    packing.dissolve()
+    assert not packing.packs
+    for own, plain in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(own, plain)
+        assert own.untyped_storage().nbytes() == own.numel() * own.element_size()
+
+
+class Tied(Towers):
+    """The second tower is the first one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.towers[1].weight = self.towers[0].weight
+
+
+class Frozen(Towers):
+    """One weight takes no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.towers[2].weight.requires_grad_(False)
+
+
+class Returned(Towers):
+    """The stack of weights itself is returned: it must not be the weights' own memory."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([tower.weight for tower in self.towers])
+
+
+@pytest.mark.parametrize("kind", [Tied, Frozen, Returned])
+def test_what_cannot_be_packed_runs_as_it_is(kind: type[Towers]) -> None:
+    torch._dynamo.reset()
+    model = kind()
+    packing = Packing()
+    backend = OptimusBackend(inner="aot_eager", packing=packing, verify=False, strict=True)
+    x = torch.randn(5, 16)
+    out = torch.compile(model, backend=backend)(x)
+    assert torch.equal(out, model(x))
+    weights = {id(tower.weight) for tower in model.towers}
+    packed = {id(p) for pack in packing.packs for p in pack.parameters}
+    if kind is not Frozen:
+        assert not weights & packed
+    assert torch.equal(out, model(x))
