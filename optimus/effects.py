@@ -60,6 +60,8 @@ def _method_effects(node: Node, name: str) -> Effects:
 def _function_effects(node: Node, target: Callable[..., Any]) -> Effects:
     if isinstance(target, torch._ops.OpOverload):
         return _schema_effects(node, target._schema, is_random(target))
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return _packet_effects(node, target)
     name = getattr(target, "__name__", "")
     if target in _IN_PLACE_OPERATORS:
         return Effects(_tensors(node.args[:1]))
@@ -71,6 +73,14 @@ def _function_effects(node: Node, target: Callable[..., Any]) -> Effects:
     if inspect.isfunction(target):
         writes += _flagged_writes(node, target)
     return Effects(writes, is_random(name))
+
+
+def _packet_effects(node: Node, packet: torch._ops.OpOverloadPacket) -> Effects:
+    """Those of an operator whose overload is chosen by its arguments when it runs."""
+    names = [n for n in packet.overloads() if "out" in node.kwargs or not n.endswith("out")]
+    overloads = [getattr(packet, name) for name in names]
+    known = all(_schema_effects(node, o._schema, is_random(o)).pure for o in overloads)
+    return PURE if known else _unknown(node)
 
 
 def _schema_effects(node: Node, schema: torch.FunctionSchema, random: bool) -> Effects:
