@@ -106,6 +106,10 @@ class GroupPattern(Rewrite):
     """A rewrite of independent nodes with equal keys, found over the whole graph."""
 
     smallest_group: ClassVar[int] = 2
+    optional: ClassVar[tuple[str, ...]] = ()
+    """Arguments that members may differ in having or not."""
+    misfit: ClassVar[str] = "its inputs do not lie beside those of others"
+    """Why a node that `arrange` leaves without company does not fire."""
 
     @abstractmethod
     def key(self, node: Node) -> Hashable | Miss:
@@ -114,6 +118,11 @@ class GroupPattern(Rewrite):
     def arrange(self, group: Sequence[Node]) -> Sequence[Sequence[Node]]:
         """Split and order a group before it is rewritten (graph order as given)."""
         return [group]
+
+    def copies(self, group: Sequence[Node]) -> bool:
+        """Whether the replacement copies inputs, so that it had better wait until nothing else
+        changes the graph."""
+        return False
 
     @abstractmethod
     def rewrite(self, group: Sequence[Node], edit: Editor) -> None:

@@ -1,0 +1,238 @@
+"""One pass of all group patterns over a graph, by one agenda.
+
+Every node gets the key of the first pattern that has company for it; the schedule then stands each
+group as one block, and the blocks are rewritten in that order. So when a group's turn comes, what
+it reads has been merged already, and a chain of N equal branches is merged from end to end in one
+pass. A node that its pattern leaves alone is tried once more with the next pattern it suits.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from optimus.editor import Editor, Refused
+from optimus.legality import Context, tensor_of
+from optimus.ops import arguments, op_of
+from optimus.pattern import GroupPattern, Miss
+from optimus.report import PatternReport
+from optimus.schedule import schedule
+
+log = logging.getLogger(__name__)
+
+Candidate = tuple[GroupPattern, Hashable]
+LONELY = Miss("no other node like it can run beside it")
+
+
+class GroupPass:
+    """Runs `patterns` once over the editor's graph.
+
+    With `patient`, groups that cost copies (GroupPattern.copies) are left for later and `postponed`
+    says so: what comes before them may still change such that they cost none. A pattern that
+    raises is left out from there on and stands in `failed`, or raises on if `strict`.
+    """
+
+    def __init__(
+        self,
+        patterns: Sequence[GroupPattern],
+        editor: Editor,
+        reports: Mapping[str, PatternReport],
+        strict: bool,
+        patient: bool,
+    ) -> None:
+        self.failed: list[GroupPattern] = []
+        self.postponed = False
+        self._patterns = patterns
+        self._editor = editor
+        self._reports = reports
+        self._strict = strict
+        self._patient = patient
+
+    def run(self) -> None:
+        """Merge what can be merged; the graph keeps its order if nothing can."""
+        candidates = self._candidates()
+        while chosen := _choose(candidates):
+            self._sweep(chosen)
+            for node, (pattern, _) in chosen.items():
+                left = candidates.pop(node)
+                if self._editor.is_alive(node):
+                    at = next(i for i, candidate in enumerate(left) if candidate[0] is pattern)
+                    candidates[node] = left[at + 1 :]
+
+    def _candidates(self) -> dict[Node, list[Candidate]]:
+        found: dict[Node, list[Candidate]] = {}
+        for pattern in self._patterns:
+            with self._guarded(pattern):
+                for node in self._editor.anchors(pattern.anchors):
+                    self._report(pattern).anchors += 1
+                    key = self._key(pattern, node)
+                    if isinstance(key, Miss):
+                        self._record(pattern, key, (node,))
+                    else:
+                        found.setdefault(node, []).append((pattern, key))
+        return found
+
+    def _key(self, pattern: GroupPattern, node: Node) -> Hashable | Miss:
+        common = common_key(node, self._editor.legality.context(node), pattern.optional)
+        own = common if isinstance(common, Miss) else pattern.key(node)
+        return own if isinstance(own, Miss) else (pattern.name(), common, freeze(own))
+
+    def _sweep(self, chosen: Mapping[Node, Candidate]) -> None:
+        graph, legality = self._editor.graph, self._editor.legality
+        before, order = self._editor.edits, list(graph.nodes)[:-1]
+        keys = {node: key for node, (_, key) in chosen.items()}
+        plan = schedule(order, keys, legality.dependencies(order))
+        grouped = {node for block in plan.groups for node in block}
+        for node, (pattern, _) in chosen.items():
+            if node not in grouped:
+                self._record(pattern, LONELY, (node,))
+        if plan.groups:
+            _reorder(graph, plan.order)
+        for block in plan.groups:
+            pattern, _ = chosen[block[0]]
+            if pattern not in self.failed:
+                with self._guarded(pattern):
+                    self._merge(pattern, block)
+        if plan.groups and self._editor.edits == before:
+            _reorder(graph, order)
+
+    def _merge(self, pattern: GroupPattern, block: Sequence[Node]) -> None:
+        members = [node for node in block if self._editor.is_alive(node)]
+        if len(members) < pattern.smallest_group:
+            return
+        for group in pattern.arrange(members):
+            if len(group) < pattern.smallest_group:
+                self._record(pattern, Miss(pattern.misfit), group)
+            elif self._patient and pattern.copies(group):
+                self.postponed = True
+            else:
+                self._rewrite(pattern, group, members[0])
+
+    def _rewrite(self, pattern: GroupPattern, group: Sequence[Node], first: Node) -> None:
+        editor, report = self._editor, self._report(pattern)
+        place = first if editor.is_alive(first) else min(group)
+        size = len(editor.graph.nodes)
+        editor.begin(group, place, (), pattern.replaces_effects)
+        outcome = attempt(editor, pattern, group)
+        if isinstance(outcome, Miss):
+            self._record(pattern, outcome, group)
+        else:
+            report.fired += 1
+            report.nodes_after += len(editor.graph.nodes) - size
+
+    @contextmanager
+    def _guarded(self, pattern: GroupPattern) -> Iterator[None]:
+        """Time a pattern's own work, and leave it out if it raises."""
+        start, report = time.perf_counter(), self._report(pattern)
+        try:
+            yield
+        except Exception as error:
+            self._editor.rollback()
+            if self._strict:
+                raise
+            log.warning("pattern %s failed and is left out", report.name, exc_info=error)
+            report.miss(f"internal error: {error!r}")
+            self.failed.append(pattern)
+        finally:
+            report.seconds += time.perf_counter() - start
+
+    def _record(self, pattern: GroupPattern, miss: Miss, nodes: Iterable[Node]) -> None:
+        for node in nodes:
+            record(self._report(pattern), miss, node)
+
+    def _report(self, pattern: GroupPattern) -> PatternReport:
+        return self._reports[pattern.name()]
+
+
+def _choose(candidates: Mapping[Node, Sequence[Candidate]]) -> dict[Node, Candidate]:
+    """For each node the first pattern whose key it shares with enough other nodes, if any."""
+    company = Counter(key for found in candidates.values() for _, key in found)
+    chosen: dict[Node, Candidate] = {}
+    for node, found in candidates.items():
+        for pattern, key in found:
+            if company[key] >= pattern.smallest_group:
+                chosen[node] = (pattern, key)
+                break
+    return chosen
+
+
+def common_key(node: Node, context: Context, optional: Sequence[str] = ()) -> Hashable | Miss:
+    """What members of any group share: operation, attributes, types, gradients and context.
+
+    Arguments named in `optional` may differ in being there or not.
+    """
+    op, values = op_of(node), arguments(node)
+    if op is None or values is None:
+        return Miss("a spelling of the operation that is not known")
+    try:
+        parts = tuple((n, _argument_key(v)) for n, v in values.items() if n not in optional)
+    except TypeError:
+        return Miss("an argument is no tensor, number or list of these")
+    return (op.name, parts, _type_key(tensor_of(node)), context.grad, context.autocast)
+
+
+def _argument_key(value: Any) -> Hashable:
+    """Tensors by type; anything else by type and value, as 1, 1.0 and True differ."""
+    return _type_key(tensor_of(value)) if isinstance(value, Node) else freeze(value, _argument_key)
+
+
+def freeze(value: Any, inner: Callable[[Any], Hashable] | None = None) -> Hashable:
+    """A hashable stand-in for a plain value: dynamic sizes by their expression, lists as tuples."""
+    if isinstance(value, tuple | list | torch.Size):
+        parts: Sequence[Any] = value
+        return tuple((inner or freeze)(part) for part in parts)
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return (type(value).__name__, str(value.node.expr))
+    if isinstance(value, slice):
+        return ("slice", *(freeze(part) for part in (value.start, value.stop, value.step)))
+    hash(value)
+    return (type(value).__name__, value)
+
+
+def _type_key(tensor: torch.Tensor | None) -> Hashable:
+    if tensor is None:
+        return object()  # a number computed in the graph: equal to nothing else
+    return (tensor.dtype, tensor.device, tensor.layout, tensor.requires_grad, type(tensor).__name__)
+
+
+def _reorder(graph: Graph, order: Sequence[Node]) -> None:
+    """Put the graph's nodes (all but the output) into `order`."""
+    last: Node | None = None
+    for node in order:
+        if last is not None and last.next is not node:
+            last.append(node)
+        last = node
+
+
+def attempt(editor: Editor, pattern: Any, found: Any) -> Any:
+    """Rewrite what was found: the same again if it counts, a Miss if the editor refuses it."""
+    try:
+        pattern.rewrite(found, editor)
+        editor.commit()
+    except Refused as reason:
+        editor.rollback()
+        return Miss(str(reason))
+    return found
+
+
+def record(report: PatternReport, miss: Miss, node: Node) -> None:
+    """Count a miss at `node`."""
+    report.miss(miss.reason, node.name, _source_line(node))
+
+
+def _source_line(node: Node) -> str:
+    """The line of the user's program that the node comes from, as `file:line: code`."""
+    lines = [line.strip() for line in str(node.meta.get("stack_trace") or "").splitlines()]
+    for at in range(len(lines) - 1, -1, -1):
+        if lines[at].startswith("File ") and "site-packages/torch/" not in lines[at]:
+            path, line = lines[at].split(",")[:2]
+            code = lines[at + 1] if at + 1 < len(lines) else ""
+            return f"{path[5:].strip().strip(chr(34))}:{line.split()[-1]}: {code}"
+    return ""
