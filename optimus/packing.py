@@ -9,6 +9,7 @@ its parts, and the gradient of the whole is handed to the parts as views, withou
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -40,11 +41,16 @@ class Part:
 
 @dataclass(eq=False)
 class Pack:
-    """Parameters stored in `whole`, in order; `whole` itself is no leaf and has no gradient."""
+    """Parameters stored in `whole`, in order.
+
+    The gradient goes to the parameters, as views; or, once an optimizer has adopted the pack, to
+    `leaf`, which is `whole` as a parameter of its own.
+    """
 
     whole: torch.Tensor
     parameters: tuple[nn.Parameter, ...]
     parts: tuple[Part, ...]
+    leaf: nn.Parameter | None = None
 
     def is_intact(self) -> bool:
         """Whether every parameter still is its part of `whole` (`module.to()` moves it away)."""
@@ -58,6 +64,37 @@ class Pack:
                 place.copy_(parameter.detach())
                 parameter.data = place
 
+    def make_leaf(self) -> nn.Parameter:
+        """Let gradients gather in `leaf`, together with those that the parameters have already.
+
+        A parameter that is used outside the graphs compiled with this pack still receives its
+        gradient there; it is added to the leaf's at once.
+        """
+        leaf = self.leaf = nn.Parameter(self.whole)
+        for parameter, part in zip(self.parameters, self.parts, strict=True):
+            self._move_gradient(parameter, part)
+            hook = functools.partial(self._move_gradient, part=part)
+            self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
+        return leaf
+
+    def drop_leaf(self) -> None:
+        """Let gradients go to the parameters again."""
+        leaf, self.leaf = self.leaf, None
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        if leaf is not None and leaf.grad is not None:
+            for parameter, part in zip(self.parameters, self.parts, strict=True):
+                parameter.grad = part.of(leaf.grad).clone()
+
+    def _move_gradient(self, parameter: torch.Tensor, part: Part) -> None:
+        if self.leaf is None or parameter.grad is None:
+            return
+        if self.leaf.grad is None:
+            self.leaf.grad = torch.zeros_like(self.whole)
+        part.of(self.leaf.grad).add_(parameter.grad)
+        parameter.grad = None
+
     def dissolve(self) -> None:
         """Give every parameter memory of its own again."""
         for parameter in self.parameters:
@@ -65,16 +102,20 @@ class Pack:
 
     def __post_init__(self) -> None:
         self._addresses = [part.of(self.whole).data_ptr() for part in self.parts]
+        self._hooks: list[Any] = []
 
 
 @dataclass
 class Packing:
     """The packs of one model; graphs compiled later reuse them.
 
-    `declined` counts, by reason, stacks of parameters that could not be stored together.
+    `adopt` is asked to have an optimizer step on a new pack (optimus.packed_optimizer); it returns
+    None, or the reason why it does not. `declined` counts, by reason, stacks of parameters that
+    could not be stored together, and packs that were not adopted.
     """
 
     packs: list[Pack] = field(default_factory=list[Pack])
+    adopt: Callable[[Pack], str | None] | None = None
     declined: dict[str, int] = field(default_factory=dict[str, int])
 
     def pack_graph(
@@ -87,6 +128,7 @@ class Packing:
         """
         placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
         given = dict(zip(placeholders, inputs, strict=True))
+        self._drop_moved()
         exposed = _exposed_storages(module.graph)
         for join in list(module.graph.nodes):
             if not storages_of(value_of(join)) & exposed:
@@ -105,6 +147,11 @@ class Packing:
             pack.dissolve()
         self.packs.clear()
 
+    def _drop_moved(self) -> None:
+        """Forget packs whose parameters have been moved to another device or type for good."""
+        stays = [p for p in self.packs if p.parameters[0].device == p.whole.device]
+        self.packs = [p for p in stays if p.parameters[0].dtype == p.whole.dtype]
+
     def _consider(self, join: Node, given: dict[Node, Any]) -> None:
         stacked = _joined_placeholders(join, given)
         if stacked is None:
@@ -120,7 +167,11 @@ class Packing:
             self._decline(reason)
             return
         op = op_of(join)
-        self.packs.append(_make_pack(parameters, op is not None and op.name == "stack"))
+        pack = _make_pack(parameters, op is not None and op.name == "stack")
+        self.packs.append(pack)
+        reason = self.adopt(pack) if self.adopt is not None else None
+        if reason is not None:
+            self._decline(f"not one leaf to the optimizer: {reason}")
 
     def _pack_of(self, parameter: nn.Parameter) -> Pack | None:
         return next((p for p in self.packs if id(parameter) in _ids(p.parameters)), None)
@@ -257,6 +308,8 @@ def _whole(pack: Pack) -> torch.Tensor:
     """The pack as an input whose gradient reaches the parameters in it."""
     if not pack.is_intact():
         pack.restore()
+    if pack.leaf is not None:
+        return pack.leaf
     if not (torch.is_grad_enabled() and pack.parameters[0].requires_grad):
         return pack.whole
     return cast(torch.Tensor, _Gather.apply(pack, *pack.parameters))  # type: ignore[no-untyped-call]
