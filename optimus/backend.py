@@ -14,12 +14,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
 import torch
+from torch import nn
 from torch.fx import Graph, GraphModule
 
 from optimus.driver import rewrite
+from optimus.packed_optimizer import PackedOptimizer
 from optimus.packing import Packing
-from optimus.pipeline import Selection, select
+from optimus.pipeline import Selection, nearest, select
 from optimus.report import GraphReport, Report
+from optimus.targets import CompiledTarget, Target
 from optimus.verify import CannotVerify, Verifier, guilty
 
 log = logging.getLogger(__name__)
@@ -35,8 +38,8 @@ class OptimusBackend:
     `inner_options` are inductor's config entries. With `verify` a rewritten graph is run beside the
     original on the inputs at hand first, and patterns that change the result are left out. With
     `packing`, parameters that the rewritten graph stacks are stored as one tensor.
-    Raises ValueError for unknown patterns, knobs,
-    inner compilers and options, naming the valid ones.
+
+    Raises ValueError for unknown patterns, knobs, inner compilers and options, naming valid ones.
     """
 
     def __init__(
@@ -53,8 +56,7 @@ class OptimusBackend:
     ) -> None:
         if inner not in INNER:
             raise ValueError(f"unknown inner compiler {inner!r}; valid: {', '.join(INNER)}")
-        if inner_options and inner != "inductor":
-            raise ValueError(f"inner_options are inductor's; inner={inner!r} takes none")
+        _check_options(inner, inner_options or {})
         self.selection: Selection = select(patterns, disable, knobs)
         self.report = Report()
         self._inner = inner
@@ -168,6 +170,16 @@ class OptimusBackend:
         log.warning("graph %d: %s", report.index, report.fallback, exc_info=error)
 
 
+def _check_options(inner: str, options: Mapping[str, Any]) -> None:
+    if not options:
+        return
+    if inner != "inductor":
+        raise ValueError(f"inner_options are inductor's; inner={inner!r} takes none")
+    valid = torch._inductor.list_options()
+    for name in options:
+        nearest("inductor option", name, valid)
+
+
 def copy_graph_module(module: GraphModule) -> GraphModule:
     """A module with a graph of its own; parameters, constants and fake values are shared."""
     graph = Graph()
@@ -185,3 +197,29 @@ def optimus(
     `options` are OptimusBackend's arguments.
     """
     return OptimusBackend(**dict(options or {}))(module, inputs)
+
+
+def compile(
+    target: nn.Module | Callable[..., Any],
+    patterns: str | Sequence[str] = "all",
+    *,
+    optimizers: Sequence[torch.optim.Optimizer] = (),
+    packing: bool = True,
+    dynamic: bool | None = None,
+    **options: Any,
+) -> Any:
+    """Compile a module in place, or a function, with Optimus, for a training loop of one's own.
+
+    A module is returned as it was given: calls of it run compiled, its state dict, pickles and
+    copies are unchanged. With `packing` its parameters are stored together where the rewritten
+    graph stacks them, and those of `optimizers` that update element by element step on them as one.
+    `options` are OptimusBackend's. Raises ValueError as it does.
+    """
+    packs = Packing() if packing else None
+    if packs is not None and optimizers:
+        packs.adopt = PackedOptimizer(optimizers).adopt
+    backend = OptimusBackend(patterns, packing=packs, **options)
+    if not isinstance(target, nn.Module):
+        return torch.compile(target, backend=cast(Any, backend), dynamic=dynamic)
+    CompiledTarget(Target("", target), cast(Any, backend), "compile", dynamic).install()
+    return target

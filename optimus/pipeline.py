@@ -70,8 +70,8 @@ def select(
     """
     wanted = [patterns] if isinstance(patterns, str) else list(patterns)
     names = {name for word in wanted for name in _expand(word)}
-    names -= {_known(name, patterns_by_name(), "pattern") for name in disable}
-    settings = {_known(n, patterns_by_name(), "pattern"): k for n, k in (knobs or {}).items()}
+    names -= {nearest("pattern", name, patterns_by_name()) for name in disable}
+    settings = {nearest("pattern", n, patterns_by_name()): k for n, k in (knobs or {}).items()}
     if names:
         normalisations = {n for n, p in patterns_by_name().items() if p.family == "normalize"}
         names |= normalisations - set(disable)
@@ -98,17 +98,18 @@ def _expand(word: str) -> tuple[str, ...]:
         return pattern_names()
     if word in PRESETS:
         return tuple(n for n, p in everything.items() if p.family in _FAMILIES[word])
-    return (_known(word, (*PRESETS, *everything), "pattern or preset"),)
+    return (nearest("pattern or preset", word, (*PRESETS, *everything)),)
 
 
 # Horizontal rewrites leave unbind/stack pairs that the vertical ones remove.
 _FAMILIES = {"vertical": ("vertical",), "horizontal": ("horizontal", "vertical")}
 
 
-def _known(name: str, valid: Mapping[str, Any] | Sequence[str], what: str) -> str:
+def nearest(what: str, name: str, valid: Collection[str]) -> str:
+    """`name` itself if it is valid; raises ValueError naming the nearest ones if it is not."""
     if name in valid:
         return name
-    near = difflib.get_close_matches(name, list(valid), n=3, cutoff=0.4) or list(valid)
+    near = difflib.get_close_matches(name, list(valid), n=3, cutoff=0.4) or sorted(valid)[:8]
     raise ValueError(f"unknown {what} {name!r}; nearest valid: {', '.join(near)}")
 
 
@@ -122,5 +123,5 @@ def _with_knobs(pattern: Rewrite, knobs: Mapping[str, Any]) -> Rewrite:
             raise ValueError(
                 f"pattern {pattern.name()!r} has no knobs, so {name!r} is none of them"
             )
-        _known(name, valid, f"knob of {pattern.name()!r}:")
+        nearest(f"knob of {pattern.name()}", name, valid)
     return cast(Rewrite, dataclasses.replace(dataclass, **knobs))
