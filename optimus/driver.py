@@ -55,7 +55,9 @@ def rewrite(
         return []
     contract = OutputContract(graph)
     first = functionalize(graph, mode)
-    editor = Editor(graph, Legality(graph), mode)
+    legality = Legality(graph)
+    legality.pin(contract.shared(graph))
+    editor = Editor(graph, legality, mode)
     run = _Run(editor, {first.name: first}, strict)
     for _ in range(MAX_CYCLES):
         before = editor.edits

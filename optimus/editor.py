@@ -305,6 +305,8 @@ class Editor:
             ):
                 continue
             pairs = [(value_of(old), value_of(transaction.replaced[old])) for old in olds]
+            if self.legality.is_pinned([before for before, _ in pairs]):
+                return "outputs share its memory"
             writers = self.legality.writers(pairs)
             if writers:
                 return f"{_label(writers[0])} writes to memory that would be shared or copied"

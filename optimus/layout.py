@@ -18,7 +18,7 @@ from torch.fx import Graph, Node
 from optimus.editor import Editor, Refused
 from optimus.legality import storages_of, value_of
 from optimus.ops import op_of
-from optimus.values import Unknown, is_fresh, same_strides, same_type
+from optimus.values import Unknown, is_fresh, same_size, same_strides, same_type
 
 
 def settle(editor: Editor) -> None:
@@ -28,10 +28,11 @@ def settle(editor: Editor) -> None:
     """
     if not editor.changed:
         return
+    copies: dict[Node, Node] = {}
     for node in list(editor.graph.nodes):
         moved = editor.changed.get(node)
         if moved and node.op != "output":
-            _settle_node(editor, node, moved)
+            _settle_node(editor, node, moved, copies)
     editor.changed.clear()
     editor.legality.refresh_memory()
 
@@ -40,10 +41,10 @@ _Moved = Sequence[tuple[Node, Any]]
 """Inputs of a node that were put in place of another, each with the value that stood there."""
 
 
-def _settle_node(editor: Editor, node: Node, moved: _Moved) -> None:
+def _settle_node(editor: Editor, node: Node, moved: _Moved, copies: dict[Node, Node]) -> None:
     old_value = value_of(node)
     if _minds_layout(node):
-        _restore_inputs(editor, node, moved)
+        _restore_inputs(editor, node, moved, copies)
         return
     if not any(_reaches(old_value, source, before) for source, before in moved):
         return
@@ -51,14 +52,14 @@ def _settle_node(editor: Editor, node: Node, moved: _Moved) -> None:
     try:
         new_value = editor.evaluate(node)
     except Unknown:  # a view that the new strides do not allow
-        _restore_inputs(editor, node, moved)
+        new_value = None
+    if not same_type(old_value, new_value):  # sizes that depend on data are new ones each time
+        _restore_inputs(editor, node, moved, copies)
         return
-    if not same_type(old_value, new_value):
-        raise Refused(f"{node.name} would change its type downstream of a rewrite")
     node.meta["example_value"] = new_value
     if was_fresh and is_fresh(node) and same_strides(old_value, new_value):
         node.meta["example_value"] = old_value
-    elif was_fresh and editor.legality.writers(old_value):
+    elif was_fresh and editor.legality.is_fixed(old_value):
         _own_memory(editor, node, old_value)
     else:
         editor.note_change(node, node, old_value)
@@ -94,16 +95,36 @@ _LAYOUT_METHODS = {
     "untyped_storage",
     "view_as",
 }
+_STORAGE_READERS = ("as_strided", "as_strided_", "as_strided.default", "as_strided_.default")
 _LAYOUT_ATEN = {"aten::as_strided", "aten::as_strided_"}
 _TORCH_HOMES = ("torch", "torch._C._nn", "torch.functional", "torch.nn.functional", "_operator")
 
 
-def _restore_inputs(editor: Editor, node: Node, moved: _Moved) -> None:
+def _restore_inputs(editor: Editor, node: Node, moved: _Moved, copies: dict[Node, Node]) -> None:
+    """Have `node` read copies laid out as its inputs were; readers of one input share its copy."""
+    old_value = value_of(node)
     for source, before in moved:
-        if isinstance(before, torch.Tensor) and not same_strides(before, value_of(source)):
+        if not isinstance(before, torch.Tensor) or _same_layout(before, value_of(source), node):
+            continue
+        if source not in copies or not same_strides(before, value_of(copies[source])):
             with editor.graph.inserting_before(node):
-                restored = restride(editor, source, before, place=node)
-            node.replace_input_with(source, restored)
+                copies[source] = restride(editor, source, before, place=node)
+        node.replace_input_with(source, copies[source])
+    if storages_of(old_value) & storages_of([before for _, before in moved]):
+        try:
+            node.meta["example_value"] = editor.evaluate(node)
+        except Unknown as reason:
+            raise Refused(str(reason)) from reason
+        editor.note_change(node, node, old_value)
+
+
+def _same_layout(before: torch.Tensor, now: Any, reader: Node) -> bool:
+    """Whether `reader` sees no difference; only as_strided looks beyond a tensor's own elements."""
+    if getattr(reader.target, "__name__", reader.target) in _STORAGE_READERS:
+        return same_strides(before, now) and same_size(
+            before.storage_offset(), now.storage_offset()
+        )
+    return same_strides(before, now)
 
 
 def _own_memory(editor: Editor, node: Node, old_value: torch.Tensor) -> None:
@@ -158,52 +179,70 @@ class _Promise:
 
 
 class OutputContract:
-    """What the graph's outputs were before any rewrite, to be kept after all of them."""
+    """What the graph's outputs were before any rewrite, to be kept after all of them.
+
+    A node that is returned several times counts once, at its first position.
+    """
 
     def __init__(self, graph: Graph) -> None:
-        self._promises = [
-            _Promise(value_of(node), partners, is_fresh(node))
-            for node, partners in zip(*_outputs_and_partners(graph), strict=True)
-        ]
+        nodes = _returned(graph)
+        first = {node: position for position, node in reversed(list(enumerate(nodes)))}
+        self._first = [first[node] for node in nodes]
+        self._promises = {
+            position: _Promise(value_of(nodes[position]), partners, is_fresh(nodes[position]))
+            for position, partners in self._partners(graph).items()
+        }
+
+    def shared(self, graph: Graph) -> frozenset[int]:
+        """Storages that several outputs share, or an output and an input: they can be neither
+        copied nor become part of a larger one."""
+        nodes, partners = _returned(graph), self._partners(graph)
+        values = [value_of(nodes[position]) for position in partners if partners[position]]
+        return storages_of(values)
 
     def enforce(self, editor: Editor) -> None:
         """Restore strides and memory of the outputs where a rewrite has changed them.
 
         Raises Refused when an output cannot be what it was.
         """
-        outputs, partners = _outputs_and_partners(editor.graph)
-        end = editor.graph.output_node()
-        restored: list[Node | None] = [None] * len(outputs)
-        for position, promise in enumerate(self._promises):
-            node, now = outputs[position], partners[position]
+        graph, restored = editor.graph, dict[int, Node]()
+        nodes, partners = _returned(graph), self._partners(graph)
+        for position, promise in self._promises.items():
+            node, now = nodes[position], partners[position]
             if not same_type(promise.value, value_of(node)):
                 raise Refused(f"output {position} would change its type")
-            if not promise.partners <= now:
-                raise Refused(f"output {position} would no longer share memory as it did")
-            kept = same_strides(promise.value, value_of(node)) and now == promise.partners
-            if not kept or (promise.fresh and not is_fresh(node)):
-                if promise.partners:
-                    raise Refused(f"output {position} is a view whose layout changed")
-                with editor.graph.inserting_after(node):
+            same = same_strides(promise.value, value_of(node)) and promise.fresh <= is_fresh(node)
+            if not promise.partners and (now or not same):
+                with graph.inserting_after(node):
                     restored[position] = restride(editor, node, promise.value, place=node)
-        _set_outputs(end, restored)
+        for position, promise in self._promises.items():
+            if promise.partners and (
+                partners[position] - restored.keys() != promise.partners
+                or not same_strides(promise.value, value_of(nodes[position]))
+            ):
+                raise Refused(f"output {position} is a view whose memory or layout changed")
+        _set_outputs(graph.output_node(), [restored.get(position) for position in self._first])
+
+    def _partners(self, graph: Graph) -> dict[int, frozenset[int]]:
+        """By first position, whose memory an output shares: of inputs (-1 - i), outputs (i)."""
+        inputs = [node for node in graph.nodes if node.op in ("placeholder", "get_attr")]
+        named = {-1 - i: node for i, node in enumerate(inputs)}
+        nodes = _returned(graph)
+        returned = {position: nodes[position] for position in dict.fromkeys(self._first)}
+        owners: dict[int, set[int]] = {}
+        for name, node in (named | returned).items():
+            for storage in storages_of(value_of(node)):
+                owners.setdefault(storage, set()).add(name)
+        return {
+            name: frozenset[int]().union(*(owners[s] for s in storages_of(value_of(node)))) - {name}
+            for name, node in returned.items()
+        }
 
 
-def _outputs_and_partners(graph: Graph) -> tuple[list[Node], list[frozenset[int]]]:
-    """All returned nodes, and whose memory each shares: inputs (-1 - i) and other outputs (i)."""
-    inputs = [node for node in graph.nodes if node.op in ("placeholder", "get_attr")]
-    outputs: list[Node] = []
-    torch.fx.map_arg(graph.output_node().args, outputs.append)
-    owners: dict[int, set[int]] = {}
-    for position, node in enumerate((*inputs, *outputs)):
-        name = position - len(inputs) if position >= len(inputs) else -1 - position
-        for storage in storages_of(value_of(node)):
-            owners.setdefault(storage, set()).add(name)
-    shared = [
-        frozenset[int]().union(*(owners[s] for s in storages_of(value_of(node)))) - {i}
-        for i, node in enumerate(outputs)
-    ]
-    return outputs, shared
+def _returned(graph: Graph) -> list[Node]:
+    nodes: list[Node] = []
+    torch.fx.map_arg(graph.output_node().args, nodes.append)
+    return nodes
 
 
 def _set_outputs(end: Node, restored: Sequence[Node | None]) -> None:

@@ -78,6 +78,7 @@ class Legality:
         self._contexts: dict[Node, Context] = {}
         self._writes: dict[int, list[Node]] = defaultdict(list)
         self._writers: dict[Node, None] = {}
+        self._pinned: frozenset[int] = frozenset()
         context = Context(torch.is_grad_enabled() if grad is None else grad)
         entered: dict[Node, tuple[Any, ...]] = {}
         for node in graph.nodes:
@@ -136,6 +137,18 @@ class Legality:
     def written_storages(self) -> Set[int]:
         """Identities of the storages that some node writes to."""
         return self._writes.keys()
+
+    def pin(self, storages: frozenset[int]) -> None:
+        """Have these storages stay as they are, for what the graph returns shares them."""
+        self._pinned = storages
+
+    def is_pinned(self, value: Any) -> bool:
+        """Whether `value` lives in a storage that was pinned."""
+        return bool(self._pinned) and not self._pinned.isdisjoint(storages_of(value))
+
+    def is_fixed(self, value: Any) -> bool:
+        """Whether `value` must keep memory of its own: it is written to, or pinned."""
+        return self.is_pinned(value) or bool(self.writers(value))
 
     def writers(self, value: Any) -> list[Node]:
         """Nodes that write to memory which `value` lives in."""

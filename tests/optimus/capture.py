@@ -35,7 +35,8 @@ class Captured:
 
     def _backend(self, module: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         self.modules.append(module)
-        self.inputs = copy.deepcopy(inputs)
+        plain = [x.node.hint if isinstance(x, torch.SymInt) else x for x in inputs]
+        self.inputs = copy.deepcopy(plain)
         return module.forward
 
     @property
