@@ -7,7 +7,6 @@ checkpoint loads without Optimus.
 
 from __future__ import annotations
 
-import copyreg
 import functools
 import sys
 import warnings
@@ -150,16 +149,13 @@ class OptimusCallback(Callback):
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Pickled and copied as what it was asked for, without what a run has made."""
         fresh = {"_takeover": None, "_saved": self.state_dict()}
-        return copyreg.__newobj__, (_plain_class(type(self)),), self.__dict__ | fresh  # type: ignore[attr-defined]
+        return _blank, (_plain_class(type(self)),), self.__dict__ | fresh
 
     # ---- fit -------------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse what cannot work."""
+        """Remember what a checkpoint is loaded for."""
         self._stage = stage
-        ours = [c for c in trainer.callbacks if isinstance(c, OptimusCallback)]  # type: ignore[attr-defined]
-        if len(ours) > 1:
-            raise ValueError("more than one OptimusCallback: they would compile the same modules")
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find the targets that are named, and put back what a checkpoint says was in place."""
@@ -217,8 +213,9 @@ class OptimusCallback(Callback):
 
     @_never_stops_training
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the summary."""
+        """Say what it gained, and write the summary."""
         self._tell(trainer, True)
+        trainer.print(f"Optimus: {summary.gain_line(self._begin(trainer, pl_module))}")
         self._write(trainer, "finished")
 
     def on_exception(
@@ -297,7 +294,7 @@ class OptimusCallback(Callback):
         saved, self._saved = self._saved, {}
         device, world_size = trainer.strategy.root_device, trainer.world_size
         self._takeover = Takeover(self.settings, pl_module, device, world_size, saved)
-        self._told = set(self._takeover.notes)
+        self._told = set(saved.get("notes", ()))
         return self._takeover
 
     def _metrics(self, window: Window) -> dict[str, float]:
@@ -358,6 +355,11 @@ def _accepted_by_both(cls: type[OptimusCallback], other: Any) -> type[OptimusCal
     if other is None or issubclass(cls, other.Callback):
         return cls
     return type(cls.__name__, (cls, other.Callback), {"__module__": cls.__module__, "plain": cls})
+
+
+def _blank(cls: type[OptimusCallback]) -> OptimusCallback:
+    """What pickle fills in."""
+    return cls.__new__(cls)
 
 
 def _plain_class(cls: type[OptimusCallback]) -> type[OptimusCallback]:

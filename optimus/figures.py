@@ -149,10 +149,13 @@ class Gain:
     """The optimised phase against the baseline, as fractions; more is better for both.
 
     `qps` 0.63 means 63 % more samples a second; `peak_memory` 0.06 means 6 % less memory. None: it
-    could not be measured, and `qps_note` or `memory_note` says why.
+    could not be measured, and `qps_note` or `memory_note` says why. `qps_range` is the gain of slow
+    windows over fast ones of the baseline, and the reverse (10th and 90th percentiles): when zero
+    lies inside, the gain is within the noise.
     """
 
     qps: float | None = None
+    qps_range: tuple[float, float] | None = None
     peak_memory: float | None = None
     qps_note: str = ""
     memory_note: str = ""
@@ -167,7 +170,11 @@ def gain(baseline: Phase | None, optimised: Phase) -> Gain:
     if note:
         return Gain(qps_note=note, memory_note=note)
     return Gain(
-        qps=_rate(optimised) / _rate(baseline) - 1,
+        qps=_rates(optimised)[1] / _rates(baseline)[1] - 1,
+        qps_range=(
+            _rates(optimised)[0] / _rates(baseline)[2] - 1,
+            _rates(optimised)[2] / _rates(baseline)[0] - 1,
+        ),
         peak_memory=_memory_gain(baseline, optimised),
         memory_note="" if _memory_kind(baseline, optimised) else _no_memory(baseline, optimised),
     )
@@ -191,10 +198,10 @@ def _steps(phase: Phase) -> str:
     return f"{phase.steps} steps{tail}"
 
 
-def _rate(phase: Phase) -> float:
-    rate = phase.rate()
-    assert rate, "a phase with windows has a rate"
-    return rate
+def _rates(phase: Phase) -> tuple[float, float, float]:
+    rates = phase.rates()
+    assert rates, "a phase with windows has rates"
+    return rates
 
 
 def _memory_kind(baseline: Phase, optimised: Phase) -> str | None:

@@ -7,7 +7,10 @@ done: measuring never makes the host wait for the device inside a step.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import dataclasses
+import gc
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -185,6 +188,21 @@ def clock_for(device: torch.device) -> Clock:
 def memory_for(device: torch.device) -> PeakMemory:
     """The probe of the memory that training on `device` uses."""
     return CudaMemory(device) if device.type == "cuda" else HostMemory()
+
+
+def device_name(device: torch.device) -> str:
+    """What figures of this device are comparable with: its model name, or "cpu"."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def release_memory(device: torch.device) -> None:
+    """Give back what an earlier phase left behind, so that the next peaks are of the next phase."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        return
+    with contextlib.suppress(OSError, AttributeError):  # glibc only
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @dataclasses.dataclass

@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from optimus.figures import Phase, Window
+from optimus.figures import Gain, Phase, Window
 from optimus.summary_page import page
 from optimus.takeover import Takeover
 
@@ -78,8 +78,16 @@ def gain_line(takeover: Takeover) -> str:
     stored = f" ({baseline.source})" if baseline.source != "measured" else ""
     return (
         f"{optimised.rate():,.0f} {optimised.unit} against {baseline.rate():,.0f} under "
-        f"{baseline.runs}{stored}: {found.qps:+.1%}{memory}"
+        f"{baseline.runs}{stored}: {found.qps:+.1%}{noise(found)}{memory}"
     )
+
+
+def noise(found: Gain) -> str:
+    """What to say of a gain that lies within the windows' own spread; empty for a clear one."""
+    if found.qps_range is None or not found.qps_range[0] < 0 < found.qps_range[1]:
+        return ""
+    low, high = found.qps_range
+    return f" (within the noise: {low:+.0%} to {high:+.0%} from window to window)"
 
 
 def collect(takeover: Takeover, status: str) -> dict[str, Any]:
@@ -95,7 +103,7 @@ def collect(takeover: Takeover, status: str) -> dict[str, Any]:
         "steps": takeover.step,
         "takeover_step": takeover.takeover_step,
         "phases": {n: _phase(p) for n, p in takeover.recorder.phases.items()},
-        "gain": asdict(takeover.gain()),
+        "gain": asdict(takeover.gain()) | {"noise": noise(takeover.gain()).strip()},
         "patterns": [asdict(p) for p in takeover.report.totals()],
         "graphs": takeover.report.to_dict()["graphs"],
         "remarks": takeover.remarks(),
@@ -162,7 +170,7 @@ def _environment() -> dict[str, str]:
     found = {name: _version(name) for name in names}
     return {
         "python": platform.python_version(),
-        "platform": platform.platform(),
+        "platform": f"{platform.system()} {platform.machine()}",
         **{name: v for name, v in found.items() if v},
     }
 

@@ -77,7 +77,11 @@ def _cards(summary: Mapping[str, Any]) -> str:
     rate = phase.get("rate")
     cards = [
         _card("samples a second", short(rate) if rate else None, phase.get("runs", "")),
-        _card("throughput gain", _percent(gain["qps"]), gain["qps_note"] or "over the baseline"),
+        _card(
+            "throughput gain",
+            _percent(gain["qps"]),
+            gain["qps_note"] or f"over the baseline {gain['noise']}",
+        ),
         _card(
             "peak memory saved",
             _percent(gain["peak_memory"]),
@@ -155,7 +159,7 @@ def _phases(phases: Mapping[str, Any]) -> str:
             _number(phase["steps"]),
             _number(phase["windows_measured"]),
             _number(phase["step_ms"], ".3g"),
-            _number(phase["kernels_per_step"]) or phase["kernels_note"],
+            _number(phase["kernels_per_step"]) or "not counted",
             _number(phase["graphs"]),
             _number(phase["recompiles"]),
             _number(phase["compile_seconds"], ".1f"),
@@ -165,7 +169,8 @@ def _phases(phases: Mapping[str, Any]) -> str:
     head = (
         "phase|runs|source|steps|windows|ms a step|kernels a step|graphs|recompiles|compile seconds"
     )
-    return _table(head.split("|"), rows, numbers_from=3)
+    notes = sorted({phase["kernels_note"] for phase in phases.values()})
+    return _table(head.split("|"), rows, numbers_from=3) + _paragraphs(notes)
 
 
 def _patterns(patterns: Sequence[Mapping[str, Any]]) -> str:

@@ -148,8 +148,11 @@ class Takeover:
     def gain(self) -> Gain:
         """The optimised phase against the baseline, as far as measured."""
         phases = self.recorder.phases
-        if "baseline" not in phases and self.settings.no_baseline:
-            return Gain(qps_note=self.settings.no_baseline, memory_note=self.settings.no_baseline)
+        missing = "" if "baseline" in phases else self.settings.no_baseline
+        if self.targets == []:
+            missing = "nothing is compiled"
+        if missing:
+            return Gain(qps_note=missing, memory_note=missing)
         return gain(phases.get("baseline"), phases.get("optimised", Phase("optimised")))
 
     def note(self, text: str) -> None:

@@ -66,6 +66,7 @@ def test_gains_are_fractions_and_more_is_better() -> None:
     optimised.windows[0].peak_memory["allocated"] = 94
     found = gain(phase("baseline", 100.0), optimised)
     assert found.qps == pytest.approx(0.63)
+    assert found.qps_range == pytest.approx((0.63, 0.63))
     assert found.peak_memory == pytest.approx(0.06)
     assert (found.qps_note, found.memory_note) == ("", "")
 
@@ -85,7 +86,7 @@ def test_a_gain_that_is_not_like_for_like_is_none_with_a_reason(
     baseline: Phase | None, optimised: Phase, reason: str
 ) -> None:
     found = gain(baseline, optimised)
-    assert found == Gain(None, None, found.qps_note, found.qps_note)
+    assert found == Gain(None, None, None, found.qps_note, found.qps_note)
     assert reason in found.qps_note
 
 
@@ -95,3 +96,10 @@ def test_memory_taken_in_two_ways_is_not_compared() -> None:
     assert found.qps == pytest.approx(0.0)
     assert found.peak_memory is None
     assert "sampled after each step" in found.memory_note
+
+
+def test_the_range_of_a_gain_shows_noise() -> None:
+    noisy = gain(phase("baseline", 100.0, 50.0, 150.0), phase("optimised", 110.0, 60.0, 160.0))
+    assert noisy.qps == pytest.approx(0.1)
+    assert noisy.qps_range is not None
+    assert noisy.qps_range[0] < 0 < noisy.qps_range[1]
