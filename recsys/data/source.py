@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from tqdm import tqdm
 
 from recsys.data.batch import Batch, fixed_hot_kjt
 from recsys.data.plan import Rows
@@ -63,6 +64,21 @@ class MemorySource:
         if not len(dense) == len(sparse) == len(labels):
             raise ValueError(f"{len(dense)} dense, {len(sparse)} sparse, {len(labels)} label rows")
 
+    @classmethod
+    def of(cls, source: Source, hotness: tuple[int, ...], name: str = "rows") -> MemorySource:
+        """All rows of a fixed-hot source, read once, with a progress bar called `name`."""
+        total, first = len(source), source.batch(slice(0, 1))
+        dense = np.empty((total, first.dense.shape[1]), dtype=np.float32)
+        sparse = np.empty((total, sum(hotness)), dtype=np.int32)
+        labels = np.empty((total, first.labels.shape[1]), dtype=np.float32)
+        with tqdm(total=total, desc=name, unit="row", unit_scale=True, leave=False) as bar:
+            for start, stop in blocks_of(total):
+                batch = source.batch(slice(start, stop))
+                dense[start:stop], labels[start:stop] = batch.dense, batch.labels
+                sparse[start:stop] = _row_major(batch)
+                bar.update(stop - start)
+        return cls(tuple(first.sparse.keys()), dense, sparse, labels, hotness)
+
     def __len__(self) -> int:
         return len(self._labels)
 
@@ -70,6 +86,16 @@ class MemorySource:
         """The batch of these rows."""
         ids = self._sparse[rows]
         return assemble(self._keys, self._dense[rows], ids, self._labels[rows], self._hotness)
+
+
+def blocks_of(total: int, size: int = 4096) -> list[tuple[int, int]]:
+    """Starts and ends of consecutive blocks of at most `size` rows."""
+    return [(start, min(start + size, total)) for start in range(0, total, size)]
+
+
+def _row_major(batch: Batch) -> torch.Tensor:
+    parts = torch.split(batch.sparse.values(), batch.sparse.length_per_key())
+    return torch.cat([part.view(len(batch), -1) for part in parts], dim=1)
 
 
 def assemble(
