@@ -11,12 +11,25 @@ from typing import Any, cast
 from optimus.driver import Phase
 from optimus.pattern import Rewrite
 from optimus.patterns.horizontal.batch_linears import BatchLinears
+from optimus.patterns.horizontal.batch_normalizes import BatchNormalizes
+from optimus.patterns.horizontal.batch_pointwise import BatchPointwise
+from optimus.patterns.horizontal.batch_reductions import BatchReductions
+from optimus.patterns.horizontal.batch_softmaxes import BatchSoftmaxes
 from optimus.patterns.normalize.canonicalize_calls import CanonicalizeCalls
 
 PIPELINE: tuple[Phase, ...] = (
     Phase("normalize", (CanonicalizeCalls(),)),
     Phase("vertical", ()),
-    Phase("horizontal", (BatchLinears(),)),
+    Phase(
+        "horizontal",
+        (
+            BatchLinears(),
+            BatchNormalizes(),
+            BatchPointwise(),
+            BatchSoftmaxes(),
+            BatchReductions(),
+        ),
+    ),
 )
 """Phases in the order they run; a phase is repeated until it changes nothing."""
 
