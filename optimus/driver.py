@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -16,7 +17,15 @@ from optimus.functionalize import functionalize
 from optimus.grouping import GroupPass, attempt, record
 from optimus.layout import OutputContract, settle
 from optimus.legality import Legality
-from optimus.pattern import GroupPattern, Match, Miss, Pattern, Rewrite
+from optimus.pattern import (
+    EVERY_CALL,
+    GroupPattern,
+    Match,
+    Miss,
+    Pattern,
+    Rewrite,
+    SweepPattern,
+)
 from optimus.report import PatternReport
 from optimus.values import fake_mode_of
 
@@ -57,7 +66,7 @@ def rewrite(
     first = functionalize(graph, mode)
     legality = Legality(graph)
     legality.pin(contract.shared(graph))
-    editor = Editor(graph, legality, mode)
+    editor = Editor(graph, legality, mode, strict)
     run = _Run(editor, {first.name: first}, strict)
     for _ in range(MAX_CYCLES):
         before = editor.edits
@@ -110,8 +119,8 @@ class _Run:
         for report in reports.values():
             report.nodes_after = size
         postponed = False
-        if isinstance(patterns[0], Pattern):
-            self._run_local(patterns[0], reports[patterns[0].name()])
+        if isinstance(patterns[0], Pattern | SweepPattern):
+            self._run_alone(patterns[0], reports[patterns[0].name()])
         else:
             groups = cast(Sequence[GroupPattern], patterns)
             step = GroupPass(groups, editor, reports, self._strict, patient)
@@ -123,12 +132,16 @@ class _Run:
             _accumulate(self.reports.setdefault(name, report), report)
         return postponed
 
-    def _run_local(self, pattern: Pattern, report: PatternReport) -> None:
+    def _run_alone(self, pattern: Pattern | SweepPattern, report: PatternReport) -> None:
         start = time.perf_counter()
         try:
-            for node in self._editor.anchors(pattern.anchors):
-                if self._editor.is_alive(node):
-                    self._try(pattern, node, report)
+            if isinstance(pattern, SweepPattern):
+                self._sweep(pattern, report)
+            else:
+                for node in self._editor.anchors(pattern.anchors):
+                    if self._editor.is_alive(node):
+                        report.anchors += 1
+                        self._try(pattern, pattern.match(node), node, report)
         except Exception as error:
             self._editor.rollback()
             if self._strict:
@@ -139,14 +152,34 @@ class _Run:
         report.nodes_after = len(self._editor.graph.nodes)
         report.seconds = time.perf_counter() - start
 
-    def _try(self, pattern: Pattern, node: Node, report: PatternReport) -> None:
-        report.anchors += 1
-        match = pattern.match(node)
-        if isinstance(match, Match):
-            self._editor.begin(match.nodes, node, match.drops, pattern.replaces_effects)
-            match = attempt(self._editor, pattern, match)
-        if isinstance(match, Miss):
-            record(report, match, node)
+    def _sweep(self, pattern: SweepPattern, report: PatternReport) -> None:
+        by_context: dict[object, list[Node]] = defaultdict(list)
+        every = pattern.anchors == EVERY_CALL
+        for node in self._editor.calls() if every else self._editor.anchors(pattern.anchors):
+            context = self._editor.legality.context(node)
+            by_context[context.grad, context.autocast].append(node)
+            report.anchors += 1
+        for nodes in by_context.values():
+            matched: set[Node] = set()
+            for match in pattern.matches(nodes):
+                matched.update(match.nodes)
+                self._try(pattern, match, match.anchor, report)
+            for node in nodes:
+                if node not in matched:
+                    record(report, Miss(pattern.loner), node)
+
+    def _try(
+        self,
+        pattern: Pattern | SweepPattern,
+        found: Match | Miss,
+        node: Node,
+        report: PatternReport,
+    ) -> None:
+        if isinstance(found, Match):
+            self._editor.begin(found.nodes, node, found.drops, pattern.replaces_effects)
+            found = attempt(self._editor, pattern, found)
+        if isinstance(found, Miss):
+            record(report, found, node)
         else:
             report.fired += 1
 

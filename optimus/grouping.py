@@ -224,7 +224,8 @@ def attempt(editor: Editor, pattern: Any, found: Any) -> Any:
 
 def record(report: PatternReport, miss: Miss, node: Node) -> None:
     """Count a miss at `node`."""
-    report.miss(miss.reason, node.name, _source_line(node))
+    known = miss.reason in report.misses
+    report.miss(miss.reason, node.name, "" if known else _source_line(node))
 
 
 def _source_line(node: Node) -> str:

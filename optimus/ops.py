@@ -14,7 +14,16 @@ from torch.fx import Node
 
 from optimus.vocabulary import OPS, SPELLINGS, Kind, Op, Parameter, Spelling, Target
 
-__all__ = ["OPS", "Kind", "Op", "arguments", "is_canonical", "op_of", "out_of_place"]
+__all__ = [
+    "OPS",
+    "Kind",
+    "Op",
+    "arguments",
+    "canonical_call",
+    "is_canonical",
+    "op_of",
+    "out_of_place",
+]
 
 
 def op_of(node: Node) -> Op | None:
@@ -69,7 +78,7 @@ _IN_PLACE: dict[Target, Target] = {
 def _bind(spelling: Spelling, node: Node, *, writes: bool) -> dict[str, Any] | None:
     """Arguments of a call that does, or does not, say that it writes in place."""
     args = _join_sizes(spelling, node.args) if isinstance(node.target, str) else node.args
-    values = _match(spelling.parameters, args, node.kwargs)
+    values = _match(spelling.slots, args, node.kwargs)
     if values is None:
         return None
     values.pop("_stacklevel", None)
@@ -83,13 +92,13 @@ def _bind(spelling: Spelling, node: Node, *, writes: bool) -> dict[str, Any] | N
 
 
 def _match(
-    parameters: tuple[Parameter, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+    slots: tuple[Parameter, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any] | None:
     """As inspect's `Signature.bind` with defaults, in a fifth of the time; None if it fails."""
     values: dict[str, Any] = {}
     taken = 0
     named = {_KEYWORDS.get(k, k): v for k, v in kwargs.items()} if kwargs else {}
-    for name, positional, takes_rest, default in parameters:
+    for name, positional, takes_rest, default in slots:
         if takes_rest:
             values[name] = args[taken:]
             taken = len(args)
@@ -115,6 +124,19 @@ _KEYWORDS = {
     "axis1": "dim1",
     "train": "training",
 }
+
+
+def canonical_call(
+    op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call of `op`, given by place or by canonical name, in canonical form.
+
+    Raises TypeError when they do not fit its parameters.
+    """
+    values = _match(op.slots, args, kwargs)
+    if values is None:
+        raise TypeError(f"{op.name} takes ({', '.join(op.parameters)}), not {args} and {kwargs}")
+    return op.build(values)
 
 
 def is_canonical(node: Node) -> bool:
@@ -146,7 +168,7 @@ def _tensor_first(op: Op, values: dict[str, Any]) -> dict[str, Any] | None:
 
 def _join_sizes(spelling: Spelling, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """The method `x.view(2, 3)` means `torch.reshape(x, (2, 3))`."""
-    for position, parameter in enumerate(spelling.parameters):
+    for position, parameter in enumerate(spelling.slots):
         if parameter.name in _SIZES and len(args) > position:
             if isinstance(args[position], list | tuple | torch.dtype):
                 return args

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -96,6 +96,30 @@ class Pattern(Rewrite):
     @abstractmethod
     def match(self, node: Node) -> Match | Miss:
         """What to replace around `node`, one of `anchors`; the graph is only read."""
+
+    @abstractmethod
+    def rewrite(self, match: Match, edit: Editor) -> None:
+        """Build the replacement in front of the anchor."""
+
+
+EVERY_CALL = ("*",)
+"""As `anchors`: every call in the graph, listed in optimus.ops or not."""
+
+
+class SweepPattern(Rewrite):
+    """A rewrite of nodes that have something in common, found by one walk over all anchors.
+
+    For what costs nothing to move: unlike a group's, the members may depend on one another.
+    """
+
+    loner: ClassVar[str]
+    """Why a node that stands in no match does not fire."""
+
+    @abstractmethod
+    def matches(self, nodes: Sequence[Node]) -> Iterator[Match]:
+        """What to replace, the anchor of each match being its first node in the graph or the place
+        for the replacement. `nodes`: all anchors under one grad mode and autocast state, in graph
+        order. A match is rewritten, or refused, before the next is asked for."""
 
     @abstractmethod
     def rewrite(self, match: Match, edit: Editor) -> None:

@@ -1,21 +1,24 @@
 """Tensors that are parts of one tensor, and putting parts together without copying.
 
 `piece_of` reads what a node is a part of through any chain of splits, chunks, narrows, slices,
-unbinds and selects. `stack` and `concat` build what their names say from the shortest description:
-parts that lie side by side in their order are that region of the source, whatever produced them.
+unbinds and selects; `parting_of` reads how one call cuts a tensor. `stack` and `concat` build what
+their names say from the shortest description: parts that lie side by side in their order are that
+region of the source, whatever produced them.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.fx import Node
 
+from optimus.axes import moved, permute
 from optimus.editor import Editor
 from optimus.legality import tensor_of
 from optimus.ops import arguments, op_of
@@ -40,16 +43,16 @@ class Piece:
 
 def piece_of(node: Node) -> Piece | None:
     """The outermost tensor that `node` is one range of along one dimension; None if it is none."""
-    piece = _step(node)
+    piece = direct_piece(node)
     while piece is not None:
-        outer = _step(piece.source)
+        outer = direct_piece(piece.source)
         if outer is None or outer.dropped or outer.dim != piece.dim:
             break
         piece = replace(piece, source=outer.source, start=outer.start + piece.start)
     return piece
 
 
-def _step(node: Node) -> Piece | None:
+def direct_piece(node: Node) -> Piece | None:
     """As `piece_of`, but only one operation deep."""
     op = op_of(node)
     if op is None:
@@ -65,34 +68,91 @@ def _step(node: Node) -> Piece | None:
 
 
 def _item(parts: Node, index: Any) -> Piece | None:
-    """An item of split, chunk, tensor_split or unbind: sizes are read off the values."""
+    """An item of split, chunk, tensor_split or unbind."""
+    parting = parting_of(parts)
+    if parting is None or type(index) is not int:
+        return None
+    return parting.piece(index % parting.count)
+
+
+@dataclass(frozen=True)
+class Parting:
+    """How a split (chunk, unbind ...) cuts `source` along `dim`: part i is
+    `source[bounds[i] : bounds[i + 1]]`; of an unbind, `dropped`, it has no `dim`."""
+
+    source: Node
+    dim: int
+    bounds: tuple[int, ...]
+    dropped: bool
+
+    @property
+    def count(self) -> int:
+        """The number of parts."""
+        return len(self.bounds) - 1
+
+    @property
+    def sizes(self) -> list[int]:
+        """Sizes of all parts along `dim`."""
+        return [after - before for before, after in pairwise(self.bounds)]
+
+    def piece(self, index: int) -> Piece:
+        """Part `index`."""
+        start, stop = self.bounds[index : index + 2]
+        return Piece(self.source, self.dim, start, stop - start, self.dropped)
+
+
+_PARTING = ("split", "chunk", "tensor_split", "unbind", "hsplit", "vsplit", "dsplit")
+
+
+def parting_of(parts: Node) -> Parting | None:
+    """How the call `parts` cuts a tensor along one dimension; None if it does not, or into sizes
+    that are dynamic. Sizes are read off the values."""
     op, values = op_of(parts), arguments(parts)
     if op is None or values is None or op.name not in _PARTING:
         return None
     source = values.get("tensor", values.get("input"))
-    sizes = part_sizes(parts)
     tensor = tensor_of(source)
-    if not isinstance(source, Node) or tensor is None or sizes is None or type(index) is not int:
+    if not isinstance(source, Node) or tensor is None or not tensor.dim():
         return None
-    index %= len(sizes)
-    dim = values["dim"] % tensor.dim()
-    return Piece(source, dim, sum(sizes[:index]), sizes[index], op.name == "unbind")
+    dim = _parted_dim(op.name, values.get("dim"), tensor.dim())
+    bounds = _bounds(parts, None if op.name == "unbind" else dim)
+    return Parting(source, dim, bounds, op.name == "unbind") if bounds is not None else None
 
 
-_PARTING = ("split", "chunk", "tensor_split", "unbind")
+def _parted_dim(name: str, dim: int | None, rank: int) -> int:
+    """hsplit cuts the second dimension, or the only one; vsplit the first; dsplit the third."""
+    if dim is not None:
+        return dim % rank
+    return {"hsplit": min(1, rank - 1), "vsplit": 0, "dsplit": 2}[name]
 
 
-def part_sizes(parts: Node) -> list[int] | None:
-    """Sizes along the parted dimension of a split's (chunk's, unbind's) items; None if dynamic."""
-    op, values = op_of(parts), arguments(parts)
+# The parts of one call are looked at one by one: what they all have in common is read once.
+_KNOWN_BOUNDS: WeakKeyDictionary[Node, tuple[int, ...]] = WeakKeyDictionary()
+
+
+def _bounds(parts: Node, dim: int | None) -> tuple[int, ...] | None:
+    if parts in _KNOWN_BOUNDS:
+        return _KNOWN_BOUNDS[parts]
     items: Any = parts.meta.get("example_value")
-    if op is None or values is None or not isinstance(items, tuple | list) or not items:
+    if not isinstance(items, tuple | list) or not items:
         return None
-    if op.name == "unbind":
-        return [1] * len(items)
-    dim = values["dim"] % items[0].dim()
-    sizes = [static_size(item, dim) for item in items]
-    return None if any(size is None for size in sizes) else [s for s in sizes if s is not None]
+    sizes = [1 if dim is None else static_size(item, dim) for item in items]
+    known = [size for size in sizes if size is not None]
+    if len(known) < len(sizes):
+        return None
+    bounds = _KNOWN_BOUNDS[parts] = (0, *accumulate(known))
+    return bounds
+
+
+def items_of(parts: Node) -> dict[int, list[Node]] | None:
+    """The users of `parts` by the index of the part that they take; None if one takes no part."""
+    count = len(parts.meta["example_value"])
+    taken: dict[int, list[Node]] = {}
+    for user in parts.users:
+        if user.target is not operator.getitem or type(user.args[1]) is not int:
+            return None
+        taken.setdefault(user.args[1] % count, []).append(user)
+    return taken
 
 
 def _range(node: Node, name: str) -> Piece | None:
@@ -197,16 +257,48 @@ def _follows(before: Piece, after: Piece) -> bool:
 
 def region_of(nodes: Sequence[Node], dim: int) -> Piece | None:
     """The range along `dim` that `nodes`, in this order, tile with any sizes; None if not."""
-    pieces = [piece_of(node) for node in nodes]
-    first, last = pieces[0], pieces[-1]
-    if first is None or last is None or first.dim != dim or first.dropped:
-        return None
-    for before, after in pairwise(pieces):
-        if before is None or after is None or after.start != before.stop:
-            return None
-        if (after.source, after.dim, after.dropped) != (first.source, dim, False):
-            return None
-    return replace(first, size=last.stop - first.start)
+    regions = list(regions_of(nodes, dim))
+    return regions[0][0] if len(regions) == 1 else None
+
+
+def regions_of(
+    nodes: Sequence[Node], dim: int
+) -> Iterator[tuple[Piece | None, Sequence[Node]]]:
+    """Cut `nodes` into the longest runs that tile a range along `dim` of one tensor, each with that
+    range; a node that is no such part is alone, with None."""
+    start, run = 0, None
+    for at, node in enumerate(nodes):
+        piece = piece_of(node)
+        if piece is not None and (piece.dim != dim or piece.dropped):
+            piece = None
+        if run is not None and piece is not None and _continues(run, piece):
+            run = replace(run, size=run.size + piece.size)
+            continue
+        if at:
+            yield (run, nodes[start:at])
+        start, run = at, piece
+    if nodes:
+        yield (run, nodes[start:])
+
+
+def _continues(run: Piece, piece: Piece) -> bool:
+    return run.source is piece.source and piece.start == run.stop
+
+
+def runs_of(nodes: Sequence[Node]) -> Iterator[tuple[Run | None, Sequence[Node]]]:
+    """Cut `nodes` into the longest runs of pieces of equal size (see run_of), each with its region;
+    a node that is no piece is alone, with None."""
+    start, before = 0, None
+    for at, node in enumerate(nodes):
+        piece = piece_of(node)
+        if piece is not None and not piece.size:
+            piece = None
+        if at and (before is None or piece is None or not _follows(before, piece)):
+            yield (run_of(nodes[start:at]), nodes[start:at])
+            start = at
+        before = piece
+    if nodes:
+        yield (run_of(nodes[start:]), nodes[start:])
 
 
 def take(edit: Editor, piece: Piece) -> Node:
@@ -218,20 +310,27 @@ def take(edit: Editor, piece: Piece) -> Node:
     return edit.call("narrow", piece.source, piece.dim, piece.start, piece.size)
 
 
-def stack(edit: Editor, nodes: Sequence[Node]) -> Node:
-    """`torch.stack(nodes)`, on a new first dimension; a view where they are a run of one source."""
+def stack(edit: Editor, nodes: Sequence[Node], dim: int = 0) -> Node:
+    """`torch.stack(nodes, dim)`; a view where they are a run of one source, or all the same."""
     if len(set(nodes)) == 1 and len(nodes) > 1:
         tensor = tensor_of(nodes[0])
         assert tensor is not None
-        row = edit.call("unsqueeze", nodes[0], 0)
-        return edit.call("expand", row, (len(nodes), *[-1] * tensor.dim()))
+        sizes = [-1] * tensor.dim()
+        sizes.insert(dim, len(nodes))
+        return edit.call("expand", edit.call("unsqueeze", nodes[0], dim), tuple(sizes))
     run = run_of(nodes)
     if run is None:
-        return edit.call("stack", list(nodes))
+        return edit.call("stack", list(nodes), dim)
+    whole = open_run(edit, run)
+    tensor = tensor_of(whole)
+    assert tensor is not None
+    return permute(edit, whole, moved(tensor.dim(), run.dim, dim))
+
+
+def open_run(edit: Editor, run: Run) -> Node:
+    """The run's region with its pieces counted along `run.dim`, their own dimensions behind it."""
     whole = take(edit, Piece(run.source, run.dim, run.start, run.length))
-    if not run.dropped:
-        whole = edit.call("unflatten", whole, run.dim, (run.count, run.size))
-    return whole if run.dim == 0 else edit.call("movedim", whole, run.dim, 0)
+    return whole if run.dropped else edit.call("unflatten", whole, run.dim, (run.count, run.size))
 
 
 def unstack(edit: Editor, stacked: Node, count: int) -> list[Node]:
@@ -254,13 +353,6 @@ def split(edit: Editor, node: Node, sizes: Sequence[int], dim: int) -> list[Node
     """The parts of `node` of these sizes along `dim`."""
     parts = edit.call("split", node, list(sizes), dim)
     return [edit.call(operator.getitem, parts, i) for i in range(len(sizes))]
-
-
-def is_piece_source(node: Node) -> bool:
-    """Whether some user takes pieces of `node`."""
-    return any(piece_of(user) is not None for user in node.users) or any(
-        (op := op_of(user)) is not None and op.name in _PARTING for user in node.users
-    )
 
 
 def sizes_of(nodes: Sequence[Node], dim: int) -> list[int] | None:

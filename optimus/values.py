@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from optimus.legality import Context, storages_of, value_of
+from optimus.ops import op_of
 
 
 class Unknown(Exception):
@@ -40,6 +42,8 @@ def evaluate(
     could only be computed by fixing a dynamic size.
     """
     fake_args, fake_kwargs = torch.fx.map_arg((args, kwargs), _known_value)
+    if target is operator.getitem and isinstance(fake_args[0], tuple | list):
+        return fake_args[0][fake_args[1]]
     guards = _num_guards(mode)
     try:
         with mode, enable_python_dispatcher(), context.active():
@@ -98,8 +102,30 @@ def static_size(value: torch.Tensor, dim: int) -> int | None:
 
 def is_fresh(node: Node) -> bool:
     """Whether the node's value lives in memory of its own rather than in that of an input."""
-    inputs = storages_of([value_of(n) for n in node.all_input_nodes])
-    return not (storages_of(value_of(node)) & inputs)
+    own = storages_of(value_of(node))
+    return not any(_meets(value_of(source), own) for source in node.all_input_nodes)
+
+
+def is_view(node: Node) -> bool:
+    """Whether `node` only looks at memory of its input: moving it moves no work."""
+    op = op_of(node)
+    if op is None or op.kind != "view" or op.name == "detach":
+        return False
+    source = node.all_input_nodes[0]
+    if op.name in _PARTING or isinstance(value_of(source), tuple | list):
+        return True
+    return storages_of(value_of(node)) == storages_of(value_of(source))
+
+
+# Always views; that all of a thousand parts live in one storage need not be read off each time.
+_PARTING = ("split", "chunk", "tensor_split", "hsplit", "vsplit", "dsplit", "unbind")
+
+
+def _meets(value: Any, storages: frozenset[int]) -> bool:
+    """Whether a value (nested or not) lives in one of `storages`; ends with the first that does."""
+    if isinstance(value, tuple | list):
+        return any(_meets(part, storages) for part in value)
+    return not storages.isdisjoint(storages_of(value))
 
 
 def _known_value(node: Node) -> Any:

@@ -22,6 +22,23 @@ Target = Callable[..., Any] | str
 """What a node calls: a function, or the name of a tensor method."""
 
 
+class Parameter(NamedTuple):
+    """What `inspect.Parameter` says, in plain fields: a call's arguments are read very often."""
+
+    name: str
+    positional: bool
+    takes_rest: bool
+    default: Any
+
+
+def slots_of(signature: inspect.Signature) -> tuple[Parameter, ...]:
+    """The parameters of `signature`, in order."""
+    return tuple(
+        Parameter(p.name, p.kind is not p.KEYWORD_ONLY, p.kind is p.VAR_POSITIONAL, p.default)
+        for p in signature.parameters.values()
+    )
+
+
 @dataclass(frozen=True)
 class Op:
     """One operation: `target` is its canonical function, `signature` that function's parameters."""
@@ -31,9 +48,11 @@ class Op:
     kind: Kind
     signature: inspect.Signature
     parameters: tuple[str, ...] = field(init=False)
+    slots: tuple[Parameter, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "parameters", tuple(self.signature.parameters))
+        object.__setattr__(self, "slots", slots_of(self.signature))
 
     def build(self, values: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Canonical `(args, kwargs)`: positional in signature order, trailing defaults left out."""
@@ -60,15 +79,6 @@ def _is_default(parameter: inspect.Parameter, value: Any) -> bool:
     return type(value) is type(default) and value == default
 
 
-class Parameter(NamedTuple):
-    """What `inspect.Parameter` says, in plain fields: a call's arguments are read very often."""
-
-    name: str
-    positional: bool
-    takes_rest: bool
-    default: Any
-
-
 @dataclass(frozen=True)
 class Spelling:
     """One way to call `op`. `signature` names the parameters as `op` does where they mean the same;
@@ -77,14 +87,10 @@ class Spelling:
     op: Op
     signature: inspect.Signature
     read: Callable[[dict[str, Any]], dict[str, Any] | None] | None = None
-    parameters: tuple[Parameter, ...] = field(init=False)
+    slots: tuple[Parameter, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        plain = tuple(
-            Parameter(p.name, p.kind is not p.KEYWORD_ONLY, p.kind is p.VAR_POSITIONAL, p.default)
-            for p in self.signature.parameters.values()
-        )
-        object.__setattr__(self, "parameters", plain)
+        object.__setattr__(self, "slots", slots_of(self.signature))
 
 
 OPS: dict[str, Op] = {}
@@ -351,7 +357,7 @@ _register(
     "input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1,"
     " eps=1e-05",
 )
-_register("normalize", "norm", F.normalize, "input, p=2.0, dim=1, eps=1e-12, out=None")
+_register("normalize", "norm", F.normalize, "input, p=2.0, dim=1, eps=1e-12")
 for _name in ("softmax", "log_softmax"):
     _register(_name, "reduction", getattr(F, _name), "input, dim=None, *, dtype=None")
     _respell(_name, "input, dim, dtype=None", _name, getattr(torch, _name))

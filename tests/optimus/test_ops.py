@@ -129,5 +129,5 @@ def test_every_spelling_names_the_parameters_of_its_operation() -> None:
     for op in OPS.values():
         assert SPELLINGS[op.target].op is op
     for target, spelling in SPELLINGS.items():
-        extra = {p.name for p in spelling.parameters} - set(spelling.op.parameters)
+        extra = {p.name for p in spelling.slots} - set(spelling.op.parameters)
         assert extra <= {"inplace", "out", "_stacklevel", "target"}, target

@@ -15,7 +15,7 @@ import torch
 from torch.fx import Node
 
 from optimus.editor import Editor
-from optimus.ops import OPS, arguments, is_canonical, op_of
+from optimus.ops import OPS, arguments, op_of
 from optimus.pattern import Example, Match, Miss, Pattern
 
 
@@ -26,19 +26,17 @@ class CanonicalizeCalls(Pattern):
     anchors = tuple(name for name in OPS if name not in ("getitem", "getattr"))
     family = "normalize"
     upstream = ("normalization_pass",)
-    replaces_effects = True  # nothing moves: the same call, in the same place
 
     def match(self, node: Node) -> Match | Miss:
-        if is_canonical(node):
-            return Miss("canonical already")
         op, values = op_of(node), arguments(node)
         if op is None or values is None:
             return Miss("says something that the canonical form cannot")
-        return Match((node,), values={"op": op, "arguments": values})
+        if node.target is op.target and op.build(values) == (node.args, node.kwargs):
+            return Miss("canonical already")
+        return Match((node,), values={"op": op.name, "arguments": values})
 
     def rewrite(self, match: Match, edit: Editor) -> None:
-        args, kwargs = match["op"].build(match["arguments"])
-        edit.replace(match.anchor, edit.call(match["op"].name, *args, **kwargs))
+        edit.respell(match.anchor, match["op"], **match["arguments"])
 
     @classmethod
     def examples(cls) -> Sequence[Example]:

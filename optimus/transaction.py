@@ -1,0 +1,238 @@
+"""One rewrite before it counts, and the reasons not to let it.
+
+A rewrite is refused that cannot be shown to keep the program's meaning; see optimus.editor for the
+list. Every check here holds for any pattern, whatever it claims.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph, Node
+
+from optimus.legality import Legality, storages_of, value_of
+from optimus.ops import op_of
+from optimus.values import Unknown, evaluate, is_fresh, is_view, same_strides, same_type
+
+Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+"""What a node calls, its arguments by place and by name."""
+
+
+@dataclass
+class Transaction:
+    """What `nodes` are replaced by: new nodes in front of `before`, or others of the graph."""
+
+    nodes: tuple[Node, ...]
+    drops: tuple[Node, ...]
+    before: Node
+    replaces_effects: bool
+    made: dict[Node, None] = field(default_factory=dict[Node, None])
+    replaced: dict[Node, Node] = field(default_factory=dict[Node, Node])
+    num_replaced_by: Counter[Node] = field(default_factory=Counter[Node])
+    respelled: dict[Node, Call] = field(default_factory=dict[Node, Call])
+
+    def reads(self) -> set[Node]:
+        """What the new nodes read of the graph as it was."""
+        return {n for node in self.made for n in node.all_input_nodes} - self.made.keys()
+
+    def leaves(self) -> set[Node]:
+        """What the replacement consists of besides new nodes."""
+        return self.reads() | (set(self.replaced.values()) - self.made.keys())
+
+    def takes_over(self, old: Node) -> bool:
+        """Whether the new value for `old` is what `old` was: memory of its own, in one layout, that
+        stands for nothing else."""
+        new = self.replaced[old]
+        if new not in self.made or not is_fresh(old) or not is_fresh(new):
+            return False
+        if not same_strides(value_of(old), value_of(new)):
+            return False
+        memory = storages_of(value_of(new))
+        return self.num_replaced_by[new] == 1 and not any(
+            memory & storages_of(value_of(node)) for node in new.users if node in self.made
+        )
+
+
+class Check:
+    """The checks of one graph. `mode`: if given, a call in other words is checked by value, too."""
+
+    def __init__(self, graph: Graph, legality: Legality, mode: FakeTensorMode | None) -> None:
+        self._graph = graph
+        self._legality = legality
+        self._mode = mode
+
+    def objection(self, transaction: Transaction) -> str | None:
+        """Why `transaction` may not be committed; None if it may."""
+        leaves = transaction.leaves()
+        for old, new in transaction.replaced.items():
+            if old not in transaction.nodes:
+                return f"replaces {_label(old)}, which is outside its match"
+            if not same_type(value_of(old), value_of(new)):
+                return f"would change the type of {_label(old)}"
+        return (
+            self._place_objection(transaction)
+            or self._spelling_objection(transaction)
+            or self._identity_objection(transaction)
+            or self._work_objection(transaction)
+            or self._effects_objection(transaction)
+            or self._cone_objection(transaction, leaves)
+            or self._write_objection(transaction, leaves)
+            or self._sharing_objection(transaction)
+        )
+
+    def _place_objection(self, transaction: Transaction) -> str | None:
+        """New nodes stand behind all they read and in front of all that is to read them."""
+        for node in transaction.reads():
+            if node in transaction.replaced:
+                return f"the replacement of {_label(node)} reads {_label(node)}"
+            if not node < transaction.before:
+                return f"the replacement reads {_label(node)}, which is computed after its place"
+        for old, new in transaction.replaced.items():
+            place = transaction.before if new in transaction.made else new.next
+            if any(user < place for user in old.users):
+                return f"{_label(old)} is read before the place of its replacement"
+        return None
+
+    def _spelling_objection(self, transaction: Transaction) -> str | None:
+        """Other words for a call read what it read, and, checked if strict, mean what it meant."""
+        for node, call in transaction.respelled.items():
+            if node not in transaction.nodes or node in transaction.replaced:
+                return f"says {_label(node)} in other words, which is outside its match"
+            inputs: list[Node] = []
+            torch.fx.map_arg(call[1:], inputs.append)
+            if set(inputs) != set(node.all_input_nodes):
+                return f"other words for {_label(node)} have other inputs"
+            if self._mode is not None and not self._means_the_same(node, call, self._mode):
+                return f"other words for {_label(node)} have another value"
+        return None
+
+    def _means_the_same(self, node: Node, call: Call, mode: FakeTensorMode) -> bool:
+        try:
+            value = evaluate(mode, self._legality.context(node), *call)
+        except Unknown:
+            return False
+        return same_type(value_of(node), value) and same_strides(value_of(node), value)
+
+    def _identity_objection(self, transaction: Transaction) -> str | None:
+        """A view that is returned is a tensor of its own, not one that the caller has already."""
+        end = self._graph.output_node()
+        returned = [old for old in transaction.replaced if end in old.users and not is_fresh(old)]
+        news = Counter(transaction.replaced[old] for old in returned)
+        for old in returned:
+            new = transaction.replaced[old]
+            if new.op in ("placeholder", "get_attr") or end in new.users or news[new] > 1:
+                return f"{_label(old)} is returned as a tensor of its own"
+        return None
+
+    def _work_objection(self, transaction: Transaction) -> str | None:
+        """All work moves to one place: it must be pure and run under that place's state."""
+        place = self._legality.context(transaction.before)
+        for node in transaction.nodes:
+            context = self._legality.context(node)
+            if is_view(node) and context.grad == place.grad:
+                continue
+            if context != place:
+                return "nodes run under different grad modes or autocast states"
+            if not transaction.replaces_effects and not self._legality.effects(node).pure:
+                return f"{_label(node)} writes to memory or draws random numbers"
+        return None
+
+    def _effects_objection(self, transaction: Transaction) -> str | None:
+        """Writes and random draws are made by the nodes that made them, or taken over whole."""
+        effects = self._legality.effects
+        if not transaction.replaces_effects:
+            for node in transaction.made:
+                if not effects(node).pure:
+                    return f"{_label(node)} would write to memory or draw random numbers"
+            return None
+        matched = set(transaction.nodes)
+        for node in transaction.nodes:
+            unread = node in transaction.replaced or node.users.keys() <= matched
+            if not effects(node).pure and not unread:
+                return f"{_label(node)} is still read but not replaced"
+        return self._order_objection(transaction, matched)
+
+    def _order_objection(self, transaction: Transaction, matched: set[Node]) -> str | None:
+        """Writes and draws that move may not pass one another, or a read of what is written."""
+        moved = [n for n in matched if not self._legality.effects(n).pure]
+        if not moved:
+            return None
+        written = storages_of(
+            [value_of(w) for n in moved for w in self._legality.effects(n).writes]
+        )
+        random = any(self._legality.effects(n).random for n in moved)
+        node, last = min(*moved, transaction.before), max(*moved, transaction.before)
+        while node is not last:
+            if node not in matched and node not in transaction.made:
+                if random and self._legality.effects(node).random:
+                    return f"{_label(node)} draws random numbers in between"
+                if written & storages_of([value_of(n) for n in (node, *node.all_input_nodes)]):
+                    return f"{_label(node)} reads memory in between that the match writes to"
+            node = node.next
+        return None
+
+    def _cone_objection(self, transaction: Transaction, leaves: set[Node]) -> str | None:
+        """What is replaced may depend on nothing but the match, its drops and the new inputs."""
+        matched = set(transaction.nodes)
+        grad = self._legality.context(transaction.before).grad
+        seen = leaves | set(transaction.drops)
+        kept = [leaf for leaf in leaves if leaf in matched]  # they read what the match reads
+        while kept:
+            inputs = [n for n in kept.pop().all_input_nodes if n not in seen]
+            seen.update(inputs)
+            kept += [n for n in inputs if n in matched]
+        pending = list(transaction.replaced)
+        while pending:
+            for node in pending.pop().all_input_nodes:
+                if node in seen:
+                    continue
+                seen.add(node)
+                if node not in matched and not is_view(node):
+                    return f"the result depends on {_label(node)}, which the replacement ignores"
+                if self._legality.context(node).grad != grad:
+                    return "views were made under another grad mode"
+                pending.append(node)
+        return None
+
+    def _write_objection(self, transaction: Transaction, leaves: set[Node]) -> str | None:
+        """Nothing that is read earlier than it was, or later, may have been written in between."""
+        work = [node for node in transaction.nodes if not is_view(node)]
+        first, last = min((*work, transaction.before)), max((*work, transaction.before))
+        touched = (*leaves, *transaction.nodes)
+        ignored = set(transaction.nodes) if transaction.replaces_effects else set[Node]()
+        writer = self._legality.written_between(touched, first, last, ignored)
+        return f"{_label(writer)} writes to memory of the match" if writer is not None else None
+
+    def _sharing_objection(self, transaction: Transaction) -> str | None:
+        """Memory that somebody writes to must be shared by the same values as before."""
+        sharers: dict[int, list[Node]] = {}
+        for old, new in transaction.replaced.items():
+            for storage in storages_of(value_of(new)):
+                sharers.setdefault(storage, []).append(old)
+        for olds in sharers.values():
+            if len({storages_of(value_of(old)) for old in olds}) == 1 and all(
+                self._keeps_memory(transaction, old) for old in olds
+            ):
+                continue
+            pairs = [(value_of(old), value_of(transaction.replaced[old])) for old in olds]
+            if self._legality.is_pinned([before for before, _ in pairs]):
+                return "outputs share its memory"
+            writers = self._legality.writers(pairs)
+            if writers:
+                return f"{_label(writers[0])} writes to memory that would be shared or copied"
+        return None
+
+    def _keeps_memory(self, transaction: Transaction, old: Node) -> bool:
+        new = transaction.replaced[old]
+        same = storages_of(value_of(old)) == storages_of(value_of(new))
+        return same or transaction.takes_over(old)
+
+
+def _label(node: Node) -> str:
+    op = op_of(node)
+    return op.name if op is not None else str(getattr(node.target, "__name__", node.target))
