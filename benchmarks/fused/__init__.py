@@ -1,0 +1,1 @@
+"""The benchmark models fused by hand: the yardstick for what a rewrite should reach."""
