@@ -85,7 +85,7 @@ class CriteoSynthetic(RecDataModule):
 
     @cached_property
     def oracles(self) -> dict[str, Oracle]:
-        """The truth's own scores, the best possible, on up to a million rows of "val" and "test"."""
+        """The truth's own scores, the best possible, on the first million rows of a split."""
         return {split: self._rows(split).oracle() for split in ("val", "test")}
 
     @property
