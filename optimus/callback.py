@@ -75,7 +75,8 @@ class OptimusCallback(Callback):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> OptimusCallback:
         """An instance that the Trainer in use accepts, `lightning`'s or `pytorch_lightning`'s."""
-        return object.__new__(_accepted_by_both(cls, sys.modules.get("pytorch_lightning")))
+        accepted: Any = _accepted_by_both  # the cache is typed for hashable instances only
+        return object.__new__(accepted(cls, sys.modules.get("pytorch_lightning")))
 
     def __init__(
         self,
@@ -323,7 +324,7 @@ class OptimusCallback(Callback):
         takeover = self._takeover
         if takeover is None:
             return
-        lines = summary.announcements(takeover, self._told)
+        lines = summary.announcements(takeover, self._told, measured)
         if measured or lines or any(note not in self._told for note in takeover.notes):
             lines += [r for r in takeover.remarks() if r not in self._told]
             self._told.update(takeover.remarks())
@@ -347,7 +348,7 @@ def _fitting(trainer: Trainer) -> bool:
 
 
 @functools.cache
-def _accepted_by_both(cls: type[OptimusCallback], other: Any) -> type[OptimusCallback]:
+def _accepted_by_both(cls: Any, other: Any) -> Any:
     """`cls`, also derived from `pytorch_lightning`'s Callback where that package is in use.
 
     Each package's Trainer refuses callbacks of the other one.

@@ -8,7 +8,7 @@ something other than tensors, logs, updates a metric) is replaced by the outermo
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -159,9 +159,11 @@ def _foreign(value: Any) -> str | None:
 
 def _parts(value: Any) -> list[Any] | None:
     if isinstance(value, (list, tuple)):
-        return list(cast("list[Any]", value))
+        sequence: Sequence[Any] = value
+        return list(sequence)
     if isinstance(value, Mapping):
-        return list(cast("Mapping[Any, Any]", value).values())
+        mapping: Mapping[Any, Any] = value
+        return list(mapping.values())
     if dataclasses.is_dataclass(value):
         return [getattr(value, f.name) for f in dataclasses.fields(value)]
     return None

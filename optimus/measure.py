@@ -372,8 +372,9 @@ def _declared_batch_size(batch: Any) -> int | None:
     if all(callable(getattr(batch, name, None)) for name in ("stride", "lengths", "keys")):
         return int(batch.stride())
     size = getattr(batch, "batch_size", None)
-    if isinstance(size, Sequence) and size:
-        size = cast("Sequence[Any]", size)[0]
+    if isinstance(size, Sequence):
+        sizes: Sequence[Any] = size
+        size = sizes[0] if sizes else None
     if isinstance(size, int) and not isinstance(size, bool):
         return size
     dense = getattr(batch, "dense", None)
@@ -382,9 +383,11 @@ def _declared_batch_size(batch: Any) -> int | None:
 
 def _parts(batch: Any) -> Iterable[Any]:
     if isinstance(batch, Mapping):
-        return cast("Mapping[Any, Any]", batch).values()
+        mapping: Mapping[Any, Any] = batch
+        return mapping.values()
     if isinstance(batch, (list, tuple)):
-        return cast("Sequence[Any]", batch)
+        sequence: Sequence[Any] = batch
+        return sequence
     if dataclasses.is_dataclass(batch):
         return [getattr(batch, f.name) for f in dataclasses.fields(batch)]
     return list(cast("dict[str, Any]", getattr(batch, "__dict__", {})).values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 from optimus.backend import OptimusBackend
 
@@ -92,7 +92,9 @@ class Settings:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in cast("Mapping[Any, Any]", value).items()}
+        mapping: Mapping[Any, Any] = value
+        return {str(k): _plain(v) for k, v in mapping.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_plain(v) for v in cast("Sequence[Any]", value)]
+        sequence: Sequence[Any] = value
+        return [_plain(v) for v in sequence]
     return value if isinstance(value, (str, int, float, bool)) else None

@@ -44,13 +44,16 @@ def window_metrics(takeover: Takeover, window: Window) -> dict[str, float]:
     return {name: float(value) for name, value in figures.items() if value is not None}
 
 
-def announcements(takeover: Takeover, told: set[str]) -> list[str]:
-    """Lines to print once each: the pattern table at the take-over, and the first gain."""
+def announcements(takeover: Takeover, told: set[str], measured: bool) -> list[str]:
+    """Lines to print once each: the pattern table at the take-over, and the first gain.
+
+    `measured` says whether there are new windows, so that nothing is worked out in other steps.
+    """
     lines: list[str] = []
     if "table" not in told and takeover.report.graphs:
         told.add("table")
         lines.append(_takeover_line(takeover))
-    if "gain" not in told and "table" in told:
+    if measured and "gain" not in told and "table" in told:
         found = takeover.gain()
         if found.qps is not None:
             told.add("gain")
@@ -71,7 +74,7 @@ def gain_line(takeover: Takeover) -> str:
         return f"no gain measured: {found.qps_note}"
     baseline, optimised = phases["baseline"], phases["optimised"]
     memory = (
-        f", peak memory {-found.peak_memory:+.1%}"
+        f", peak memory {0 - found.peak_memory:+.1%}"
         if found.peak_memory is not None
         else f" (peak memory: {found.memory_note})"
     )

@@ -216,8 +216,8 @@ def test_without_training_the_optimised_graph_runs_at_once(tmp_path: Path, targe
     module = Regressor()
     expected = module(loader(1).dataset.tensors[0])  # type: ignore[attr-defined]
     callback = optimus(target=target)
-    predicted = trainer(tmp_path, callback).predict(module, loader(3))
-    assert torch.allclose(predicted[0], expected[:BATCH], rtol=1e-5)  # type: ignore[index]
+    predicted: Any = trainer(tmp_path, callback).predict(module, loader(3))
+    assert torch.allclose(predicted[0], expected[:BATCH], rtol=1e-5)
     assert callback.takeover is not None
     assert callback.takeover.report.fired("batch_linears") > 0
     for run in ("validate", "test"):

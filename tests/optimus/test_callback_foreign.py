@@ -86,7 +86,13 @@ def test_a_module_of_any_kind_trains_unchanged(
 def test_trainer_settings(tmp_path: Path, given: dict[str, Any]) -> None:
     callback = optimus()
     if given.get("barebones"):
-        fit = pl.Trainer(barebones=True, max_epochs=1, accelerator="cpu", callbacks=[callback])
+        fit = pl.Trainer(
+            barebones=True,
+            max_epochs=1,
+            accelerator="cpu",
+            default_root_dir=tmp_path,
+            callbacks=[callback],
+        )
     else:
         fit = trainer(tmp_path, callback, **given)
     fit.fit(Regressor(), loader(18), loader(2))
@@ -97,13 +103,13 @@ def test_trainer_settings(tmp_path: Path, given: dict[str, Any]) -> None:
 
 def test_losses_equal_those_without_optimus_for_a_gan(tmp_path: Path) -> None:
     """Dropout-free, so the same random numbers must give the same training."""
-    weights = []
+    weights: list[torch.Tensor] = []
     for name, callbacks in (("plain", ()), ("optimus", (optimus(),))):
         torch.manual_seed(5)
         module = Gan()
         trainer(tmp_path / name, *callbacks).fit(module, loader(16))
         weights.append(torch.cat([p.flatten() for p in module.parameters()]))
-    assert torch.allclose(*weights, rtol=1e-4, atol=1e-6)
+    assert torch.allclose(weights[0], weights[1], rtol=1e-4, atol=1e-6)
 
 
 def test_other_callbacks_work_beside_it(tmp_path: Path) -> None:
@@ -232,3 +238,61 @@ def test_the_older_package_of_lightning_takes_the_same_callback(tmp_path: Path) 
         cwd=Path(__file__).parents[2],
     )
     assert (tmp_path / "optimus_summary.html").exists()
+
+
+def test_a_torchrec_model_is_compiled_where_it_takes_tensors(tmp_path: Path) -> None:
+    """A DLRM called with a KeyedJaggedTensor, which breaks the graph: its dense parts remain."""
+    dlrm = pytest.importorskip("torchrec.models.dlrm")
+    modules = pytest.importorskip("torchrec.modules.embedding_modules")
+    configs = pytest.importorskip("torchrec.modules.embedding_configs")
+    sparse = pytest.importorskip("torchrec.sparse.jagged_tensor")
+
+    class Recommender(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            tables = [
+                configs.EmbeddingBagConfig(
+                    name=name, embedding_dim=8, num_embeddings=20, feature_names=[name]
+                )
+                for name in ("user", "item")
+            ]
+            bags = modules.EmbeddingBagCollection(tables=tables)
+            self.model = dlrm.DLRM(bags, 4, [8, 8], [8, 1])
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            dense, ids, labels = batch
+            logits = self.model(dense, kjt(ids))
+            return torch.nn.functional.binary_cross_entropy_with_logits(logits[:, 0], labels)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    def kjt(ids: torch.Tensor) -> Any:
+        lengths = torch.ones(ids.numel(), dtype=torch.int64)
+        return sparse.KeyedJaggedTensor(["user", "item"], ids.t().flatten(), lengths=lengths)
+
+    rows = 4 * 18
+    data = torch.utils.data.TensorDataset(
+        torch.randn(rows, 4), torch.randint(0, 20, (rows, 2)), torch.rand(rows)
+    )
+    callback = optimus()
+    fit = trainer(tmp_path, callback)
+    fit.fit(Recommender(), torch.utils.data.DataLoader(data, 4))
+    found = callback.summary()
+    assert found["targets"] == ["model.dense_arch", "model.over_arch"]
+    assert found["gain"]["qps"] is not None, found["gain"]["qps_note"]
+    assert found["remarks"] == []
+
+
+@pytest.mark.gpu
+def test_a_run_on_a_gpu(tmp_path: Path) -> None:
+    callback = optimus(baseline_steps=12, warmup_steps=3)
+    fit = trainer(tmp_path, callback, accelerator="gpu")
+    fit.fit(Regressor(), loader(40))
+    found = callback.summary()
+    baseline, optimised = found["phases"]["baseline"], found["phases"]["optimised"]
+    assert baseline["peak_memory"].keys() == {"allocated", "reserved"}
+    assert baseline["kernels_per_step"] > optimised["kernels_per_step"] > 0
+    assert found["gain"]["qps"] is not None, found["gain"]["qps_note"]
+    assert found["gain"]["peak_memory"] is not None, found["gain"]["memory_note"]
+    assert found["remarks"] == []

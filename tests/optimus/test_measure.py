@@ -16,6 +16,8 @@ import torch
 from optimus.figures import Window
 from optimus.measure import (
     SETTLE_STEPS,
+    CudaClock,
+    CudaMemory,
     HostClock,
     HostMemory,
     KernelProbe,
@@ -288,3 +290,22 @@ def test_a_keyed_jagged_tensor_counts_samples_not_values() -> None:
     )
     assert batch_size_of(kjt) == 3
     assert batch_size_of({"sparse": kjt, "labels": torch.zeros(3)}) == 3
+
+
+@pytest.mark.gpu
+def test_measuring_on_a_gpu_never_waits_for_it() -> None:
+    """A step that keeps the device busy for long returns at once, and is timed all the same."""
+    under = ThroughputMeter(CudaClock(), CudaMemory(torch.device("cuda")), 1, 2)
+    x = torch.randn(4096, 4096, device="cuda")
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for step in range(3):
+        under.begin_step()
+        for _ in range(40):
+            x @ x
+        under.end_step(step, 1, False)
+        assert under.finished() == [] or step == 2
+    on_host = time.perf_counter() - began
+    (found,) = under.finished(wait=True)
+    assert found.seconds > on_host
+    assert found.peak_memory["allocated"] >= 2 * x.numel() * 4
