@@ -185,7 +185,12 @@ def _whole_step(job: Job) -> Callable[[], None]:
     with torch.cuda.graph(graph):
         job.loss().backward()  # type: ignore[no-untyped-call]
         job.optimizer.step()
-    return graph.replay
+
+    def replay() -> None:
+        assert job.module is not None  # the graph reads and writes the job's memory: keep it
+        graph.replay()
+
+    return replay
 
 
 def _kernels(step: Callable[[], None]) -> tuple[int, float]:

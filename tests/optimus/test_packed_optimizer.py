@@ -42,13 +42,18 @@ OPTIMIZERS: dict[str, Make] = {
 }
 
 
+def _input(seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(5, 16, generator=generator, dtype=torch.float64)
+
+
 class Run:
     """One model in training: plain, or compiled with packs from step `pack_from` on."""
 
     def __init__(self, make: Make, packed: bool) -> None:
         torch._dynamo.reset()
         torch.manual_seed(0)
-        self.model = Towers()
+        self.model = Towers().double()
         self.optimizer = make(list(self.model.parameters()))
         self.call: Any = self.model
         self.packing = Packing()
@@ -61,7 +66,7 @@ class Run:
             self.call = torch.compile(self.model, backend=backend)
 
     def step(self, seed: int, call: Any = None) -> float:
-        x = torch.randn(5, 16, generator=torch.Generator().manual_seed(seed))
+        x = _input(seed)
         loss = (call or self.call)(x).square().mean()
         self.optimizer.zero_grad()
         loss.backward()
@@ -75,7 +80,7 @@ def test_training_and_checkpoints_are_the_same(name: str) -> None:
     plain, packed = Run(OPTIMIZERS[name], False), Run(OPTIMIZERS[name], True)
     assert plain.step(1) == packed.step(1, call=packed.model)
     for seed in (2, 3):
-        assert plain.step(seed) == pytest.approx(packed.step(seed), rel=1e-6)
+        assert plain.step(seed) == pytest.approx(packed.step(seed), rel=1e-9)
     params = packed.optimizer.param_groups[0]["params"]
     assert len(params) == 4
     assert len(packed.packing.packs) == 2
@@ -88,11 +93,11 @@ def test_training_and_checkpoints_are_the_same(name: str) -> None:
     for run, (model_state, optimizer_state) in zip((packed, plain), saved, strict=True):
         run.model.load_state_dict(model_state)
         run.optimizer.load_state_dict(optimizer_state)
-    assert plain.step(4) == pytest.approx(packed.step(4), rel=1e-6)
+    assert plain.step(4) == pytest.approx(packed.step(4), rel=1e-9)
     packed.packer.release()
     packed.packing.dissolve()
     assert len(packed.optimizer.param_groups[0]["params"]) == 10
-    assert plain.step(5) == pytest.approx(packed.step(5, call=packed.model), rel=1e-6)
+    assert plain.step(5) == pytest.approx(packed.step(5, call=packed.model), rel=1e-9)
     _assert_equal(packed.optimizer.state_dict(), plain.optimizer.state_dict())
 
 
@@ -116,7 +121,7 @@ def test_a_parameter_used_outside_the_graph_keeps_that_gradient() -> None:
     runs = Run(OPTIMIZERS["sgd"], False), Run(OPTIMIZERS["sgd"], True)
     for run in runs:
         for seed in (1, 2):
-            x = torch.randn(5, 16, generator=torch.Generator().manual_seed(seed))
+            x = _input(seed)
             penalty = sum(p.square().sum() for p in run.model.parameters())
             run.optimizer.zero_grad()
             (run.call(x).square().mean() + 0.1 * penalty).backward()
@@ -128,7 +133,7 @@ def test_gradients_accumulated_before_packing_count() -> None:
     runs = Run(OPTIMIZERS["sgd"], False), Run(OPTIMIZERS["sgd"], True)
     for run in runs:
         for seed, call in ((1, run.model), (2, run.call), (3, run.call)):
-            x = torch.randn(5, 16, generator=torch.Generator().manual_seed(seed))
+            x = _input(seed)
             call(x).square().mean().backward()
         run.optimizer.step()
     _assert_equal(runs[1].model.state_dict(), runs[0].model.state_dict())
@@ -139,7 +144,7 @@ def test_clipping_and_schedules_act_on_packs() -> None:
     for run in runs:
         schedule = torch.optim.lr_scheduler.ExponentialLR(run.optimizer, 0.5)
         for seed in range(4):
-            x = torch.randn(5, 16, generator=torch.Generator().manual_seed(seed))
+            x = _input(seed)
             loss = run.call(x).square().mean()
             run.optimizer.zero_grad()
             loss.backward()
