@@ -9,13 +9,12 @@ region of the source, whatever produced them.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import torch
 from torch.fx import Node
 
 from optimus.axes import moved, permute
@@ -261,9 +260,7 @@ def region_of(nodes: Sequence[Node], dim: int) -> Piece | None:
     return regions[0][0] if len(regions) == 1 else None
 
 
-def regions_of(
-    nodes: Sequence[Node], dim: int
-) -> Iterator[tuple[Piece | None, Sequence[Node]]]:
+def regions_of(nodes: Sequence[Node], dim: int) -> Iterator[tuple[Piece | None, Sequence[Node]]]:
     """Cut `nodes` into the longest runs that tile a range along `dim` of one tensor, each with that
     range; a node that is no such part is alone, with None."""
     start, run = 0, None
@@ -355,8 +352,34 @@ def split(edit: Editor, node: Node, sizes: Sequence[int], dim: int) -> list[Node
     return [edit.call(operator.getitem, parts, i) for i in range(len(sizes))]
 
 
+def cut(
+    edit: Editor, node: Node, dim: int, ranges: Iterable[tuple[int, int]]
+) -> dict[tuple[int, int], Node]:
+    """Ranges of `node` along `dim` that do not overlap, none empty: by one split, what lies between
+    them being parts unused; a single one by a narrow."""
+    parts = sorted(set(ranges))
+    if len(parts) == 1:
+        start, stop = parts[0]
+        return {parts[0]: take(edit, Piece(node, dim, start, stop - start))}
+    tensor = tensor_of(node)
+    extent = static_size(tensor, dim) if tensor is not None else None
+    bounds = sorted({0, *(bound for part in parts for bound in part), extent or 0})
+    parting = edit.call("split", node, [stop - start for start, stop in pairwise(bounds)], dim)
+    places = {start: place for place, start in enumerate(bounds)}
+    return {part: edit.call(operator.getitem, parting, places[part[0]]) for part in parts}
+
+
+def joined_by(node: Node) -> tuple[list[Node], int] | None:
+    """What a cat or a stack puts together, and along which dimension of the result (not negative);
+    None if that is not a list of tensors."""
+    values, out = arguments(node), tensor_of(node)
+    if values is None or out is None or not isinstance(values["tensors"], list | tuple):
+        return None
+    return list(values["tensors"]), values["dim"] % out.dim()
+
+
 def sizes_of(nodes: Sequence[Node], dim: int) -> list[int] | None:
     """Static sizes of all nodes along `dim`; None if one is dynamic or no tensor."""
     tensors = [tensor_of(node) for node in nodes]
-    sizes = [static_size(t, dim) if isinstance(t, torch.Tensor) else None for t in tensors]
+    sizes = [static_size(t, dim) if t is not None and dim < t.dim() else None for t in tensors]
     return None if any(s is None for s in sizes) else [s for s in sizes if s is not None]

@@ -203,7 +203,9 @@ class Check:
         """Nothing that is read earlier than it was, or later, may have been written in between."""
         work = [node for node in transaction.nodes if not is_view(node)]
         first, last = min((*work, transaction.before)), max((*work, transaction.before))
-        touched = (*leaves, *transaction.nodes)
+        touched = {*leaves, *transaction.nodes}
+        if not leaves.isdisjoint(transaction.nodes):  # what one of them read stands for all
+            touched.update(source for node in work for source in node.all_input_nodes)
         ignored = set(transaction.nodes) if transaction.replaces_effects else set[Node]()
         writer = self._legality.written_between(touched, first, last, ignored)
         return f"{_label(writer)} writes to memory of the match" if writer is not None else None

@@ -1,0 +1,96 @@
+"""Compute what is computed several times only once.
+
+Before: `a = relu(linear(x, w)); b = relu(linear(x, w))`; the same part of x taken twice
+After:  `a = relu(linear(x, w))`, read in both places
+
+Gains: the work of all but one, forward and backward, and their saved activations. Costs: none.
+Needs: operations without side effects that draw no random numbers, on the same inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from optimus.editor import Editor
+from optimus.effects import effects_of
+from optimus.pattern import EVERY_CALL, Example, Match, SweepPattern
+from optimus.pieces import piece_of
+
+
+@dataclass(frozen=True)
+class MergeDuplicates(SweepPattern):
+    """See the module's text."""
+
+    anchors = EVERY_CALL
+    family = "vertical"
+    loner = "computed once"
+
+    def matches(self, nodes: Sequence[Node]) -> Iterator[Match]:
+        first: dict[Hashable, Node] = {}
+        for node in nodes:
+            key = _key(node)
+            if key is None or not effects_of(node).pure:
+                continue
+            twin = first.setdefault(key, node)
+            if twin is not node:
+                yield Match((node, twin), values={"twin": twin})
+                if node.users:  # refused: what follows may be closer to it than to the first
+                    first[key] = node
+
+    def rewrite(self, match: Match, edit: Editor) -> None:
+        edit.replace(match.anchor, match["twin"])
+
+    @classmethod
+    def examples(cls) -> Sequence[Example]:
+        x = torch.randn(3, 4, requires_grad=True)
+        return (
+            Example("twins", lambda: (_Twins(), (x,)), fires=4),
+            Example("different", lambda: (_Different(), (x,)), fires=0),
+        )
+
+
+def _key(node: Node) -> Hashable | None:
+    """Equal for calls that compute the same; None for a call that cannot be compared."""
+    piece = piece_of(node)
+    if piece is not None:
+        return piece
+    try:
+        key = (node.op, node.target, _frozen(node.args), _frozen(node.kwargs))
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _frozen(value: Any) -> Hashable:
+    """Numbers by type and digits: 1, 1.0 and True are different arguments, as are 0.0 and -0.0."""
+    if isinstance(value, Node):
+        return value
+    if isinstance(value, dict):
+        return tuple((name, _frozen(part)) for name, part in sorted(value.items()))
+    if isinstance(value, tuple | list):
+        return tuple(_frozen(part) for part in value)
+    if isinstance(value, slice):
+        return ("slice", _frozen(value.start), _frozen(value.stop), _frozen(value.step))
+    return (type(value), repr(value) if isinstance(value, float | complex) else value)
+
+
+class _Twins(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a = torch.tanh(self.linear(x)) + x[:, :2].sum()
+        return a * torch.tanh(self.linear(x)) * torch.split(x, 2, 1)[0].sum()
+
+
+class _Different(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        drops = [torch.nn.functional.dropout(x, 0.5) for _ in range(2)]
+        return drops[0] + drops[1] + torch.clamp(x, 0) + torch.clamp(x, 0.0) + x / 0.0 + x / -0.0
