@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import torch
 from torch.fx import Node
 
 from optimus.editor import Editor
@@ -295,3 +296,21 @@ def input_of(node: Node) -> Node:
     found = (arguments(node) or {})["input"]
     assert isinstance(found, Node)
     return found
+
+
+def has_plain_parameters(linear: Node) -> bool:
+    """Whether a linear's weight is a matrix of static height and its bias, if any, a vector of that
+    size."""
+    values = arguments(linear) or {}
+    weight, bias = tensor_of(values["weight"]), tensor_of(values["bias"])
+    if weight is None or weight.dim() != 2 or static_size(weight, 0) is None:
+        return False
+    return bias is None or (bias.dim() == 1 and static_size(bias, 0) == static_size(weight, 0))
+
+
+def row_sizes(x: torch.Tensor) -> list[int] | None:
+    """Sizes in front of the last dimension, a dynamic one as -1, as `unflatten` takes them; None if
+    it could not tell them apart."""
+    sizes = [size if isinstance(size, int) else -1 for size in x.shape[:-1]]
+    dynamic = sizes.count(-1)
+    return None if dynamic > 1 or (dynamic and 0 in sizes) else sizes

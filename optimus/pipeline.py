@@ -10,11 +10,15 @@ from typing import Any, cast
 
 from optimus.driver import Phase
 from optimus.pattern import Rewrite
+from optimus.patterns.horizontal.batch_layer_norms import BatchLayerNorms
 from optimus.patterns.horizontal.batch_linears import BatchLinears
 from optimus.patterns.horizontal.batch_normalizes import BatchNormalizes
 from optimus.patterns.horizontal.batch_pointwise import BatchPointwise
 from optimus.patterns.horizontal.batch_reductions import BatchReductions
+from optimus.patterns.horizontal.batch_rms_norms import BatchRmsNorms
 from optimus.patterns.horizontal.batch_softmaxes import BatchSoftmaxes
+from optimus.patterns.horizontal.join_shared_weight_linears import JoinSharedWeightLinears
+from optimus.patterns.horizontal.widen_shared_input_linears import WidenSharedInputLinears
 from optimus.patterns.normalize.canonicalize_calls import CanonicalizeCalls
 
 PIPELINE: tuple[Phase, ...] = (
@@ -23,7 +27,11 @@ PIPELINE: tuple[Phase, ...] = (
     Phase(
         "horizontal",
         (
+            WidenSharedInputLinears(),
+            JoinSharedWeightLinears(),
             BatchLinears(),
+            BatchLayerNorms(),
+            BatchRmsNorms(),
             BatchNormalizes(),
             BatchPointwise(),
             BatchSoftmaxes(),
