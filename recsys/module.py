@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
@@ -22,6 +25,10 @@ from recsys.resume import restore_rng, save_rng, saved_rng
 from recsys.window import TrainWindow
 
 Config = OptimizerConfig | Mapping[str, Any]
+# Numbers in a table from which a step on sparse gradients is faster than one on dense ones. CPU:
+# measured, one core, 4096 ids, D=16 (100k rows 4.0 against 9.1 ms, 1M rows 5.9 against 162 ms).
+# CUDA: from its bandwidth, and because sparse gradients make the host wait for the GPU.
+_SPARSE_FROM = {"cpu": 1 << 20, "cuda": 1 << 28}
 _ON_PROGRESS_BAR = ("train/loss", "train/auc", "val/auc", "val/logloss", "val/ne")
 
 
@@ -87,6 +94,7 @@ class RecModule(LightningModule):
         self.val_metrics = RecMetrics(schema.num_tasks)
         self.test_metrics = RecMetrics(schema.num_tasks)
         self._log_every_n_steps = 50
+        self._has_sparse_gradients = False
         self._rng: dict[str, Any] | None = None
 
     # Steps
@@ -167,26 +175,52 @@ class RecModule(LightningModule):
 
     # Optimisation
 
-    def configure_optimizers(self) -> dict[str, Any]:
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         tables = list(self.model.sparse_arch.parameters())
         known = set(tables)
         layers = [p for p in self.model.parameters() if p not in known]
         joint = JointOptimizer(
-            self.sparse_optimizer.build(tables, "sparse"),
+            self.sparse_optimizer.build(tables, "sparse", self._has_sparse_gradients),
             self.dense_optimizer.build(layers, "dense"),
         )
         total = 0.0
         if -1 in (self.sparse_optimizer.decay_steps, self.dense_optimizer.decay_steps):
             total = self.trainer.estimated_stepping_batches
         schedules = [c.schedule(total) for c in (self.sparse_optimizer, self.dense_optimizer)]
-        rates = {"scheduler": scheduler(joint, *schedules), "interval": "step", "name": "lr"}
-        return {"optimizer": joint, "lr_scheduler": rates}
+        return {
+            "optimizer": joint,
+            "lr_scheduler": {
+                "scheduler": scheduler(joint, *schedules),
+                "interval": "step",
+                "name": "lr",
+            },
+        }
 
     # Checkpoints
 
+    def _choose_gradients(self) -> None:
+        """Sparse gradients for large tables where that is faster and changes no result."""
+        trainer = self.trainer
+        # Neither clipping by norm nor NCCL's all-reduce takes sparse gradients.
+        possible = not trainer.gradient_clip_val and trainer.world_size == 1
+        if possible and self.sparse_optimizer.takes_sparse_gradients:
+            limit = _SPARSE_FROM.get(trainer.strategy.root_device.type, math.inf)
+        else:
+            limit = math.inf
+        tables = self.model.sparse_arch.use_sparse_gradients(limit)
+        self._has_sparse_gradients = bool(tables)
+        if tables:
+            # Said explicitly, or PyTorch warns that these checks are off by default.
+            torch.sparse.check_sparse_tensor_invariants.disable()
+            rank_zero_info(f"Sparse gradients for the large tables {', '.join(tables)}")
+
     def setup(self, stage: str) -> None:
+        if stage == "fit":
+            self._choose_gradients()
         self._log_every_n_steps = max(1, getattr(self.trainer, "log_every_n_steps", 50))
         write_atomically(self.trainer)
+        # Lightning's advice for values logged at the end of an epoch; these are summed over ranks.
+        warnings.filterwarnings("ignore", "It is recommended to use `self.log\\('(val|test)/")
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         # Only now: making the loaders' iterators and the validation before training draw random

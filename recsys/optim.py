@@ -223,12 +223,14 @@ class JointOptimizer(Optimizer):
         self.param_groups = [group for o in self.optimizers for group in o.param_groups]
 
     @property
-    def state(self) -> dict[Tensor, Any]:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def state(self) -> dict[Tensor, Any]:
         """State by parameter. A fresh dict: the inner ones are filled at the first step."""
         return {param: value for o in self.optimizers for param, value in o.state.items()}
 
     @state.setter
-    def state(self, value: Mapping[Tensor, Any]) -> None:
+    def state(  # pyright: ignore[reportIncompatibleVariableOverride]
+        self, value: Mapping[Tensor, Any]
+    ) -> None:
         # The base class assigns an empty one when made; what it loads goes through __setstate__.
         if value:
             raise AttributeError("the state of a JointOptimizer is that of its optimizers")

@@ -47,6 +47,17 @@ class SparseArch(nn.Module):
         pooled = self.embedding_bag_collection(features)
         return pooled.values().view(-1, self.num_features, self.embedding_dim)
 
+    def use_sparse_gradients(self, from_numel: float) -> list[str]:
+        """Give tables of at least `from_numel` numbers sparse gradients, all others dense ones.
+
+        Backward then makes the rows that were looked up, not a tensor as large as the table.
+        Returns the tables' names. (The bags have the option, TorchRec's collection does not.)
+        """
+        bags = self.embedding_bag_collection.embedding_bags
+        for bag in bags.values():
+            bag.sparse = bag.weight.numel() >= from_numel  # pyright: ignore
+        return [name for name, bag in bags.items() if bag.sparse]
+
 
 class RecModel(nn.Module):
     """logits = dense_arch(dense, sparse_arch(sparse)).

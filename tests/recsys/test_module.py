@@ -148,6 +148,41 @@ def test_accumulating_two_batches_equals_one_of_twice_the_size(tmp_path: Path) -
     torch.testing.assert_close(weights_after(8, 2), weights_after(16, 1))
 
 
+@pytest.mark.parametrize("name", ["sgd", "adagrad", "rowwise_adagrad"])
+def test_large_tables_get_sparse_gradients_and_train_the_same(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trained() -> RecModule:
+        seed_everything(1, verbose=False)
+        module = make_module(sparse_optimizer={"name": name, "lr": 0.1})
+        fit(tmp_path, module, max_steps=6, limit_val_batches=0)
+        return module
+
+    def sparse(module: RecModule) -> list[bool]:
+        return [bag.sparse for bag in module.modules() if isinstance(bag, torch.nn.EmbeddingBag)]
+
+    dense = trained()
+    # Table a has 40 rows of 4 numbers, b 30.
+    monkeypatch.setattr("recsys.module._SPARSE_FROM", {"cpu": 130})
+    mixed = trained()
+    assert (sparse(dense), sparse(mixed)) == ([False, False], [True, False])
+    torch.testing.assert_close(weights(mixed), weights(dense))
+
+
+@pytest.mark.parametrize(
+    ("module", "trainer"),
+    [({"sparse_optimizer": {"name": "adam"}}, {}), ({}, {"gradient_clip_val": 1.0})],
+    ids=["adam_would_differ", "clipping_needs_dense"],
+)
+def test_gradients_stay_dense_where_sparse_ones_would_not_do(
+    tmp_path: Path, module: Any, trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recsys.module._SPARSE_FROM", {"cpu": 0})
+    trained = make_module(**module)
+    fit(tmp_path, trained, max_steps=2, limit_val_batches=0, **trainer)
+    assert all(p.grad is None or not p.grad.is_sparse for p in trained.parameters())
+
+
 def test_the_dense_arch_compiled_in_place_trains_the_same(tmp_path: Path) -> None:
     plain, compiled = (RecModule(partial(DLRM, **SMALL), SCHEMA) for _ in range(2))
     compiled.load_state_dict(plain.state_dict())

@@ -90,19 +90,26 @@ def _process(folder: Path, *arguments: str) -> int:
 
 
 @pytest.mark.slow
-def test_killed_at_a_random_step_and_resumed(tmp_path: Path) -> None:
-    kill_at = random.SystemRandom().randint(3, 19)
+@pytest.mark.parametrize("devices", [1, 2])
+def test_killed_at_a_random_step_and_resumed(tmp_path: Path, devices: int) -> None:
+    last = 20 // devices
+    kill_at = random.SystemRandom().randint(3, last - 1)
     print(f"killed at step {kill_at}")
     straight, killed = tmp_path / "straight", tmp_path / "killed"
-    assert _process(straight) == 0
-    assert _process(killed, "--kill-at", str(kill_at)) == -9
-    assert not (killed / "result.pt").exists()
-    assert _process(killed, "--resume", str(killed / "last.ckpt")) == 0
-    expected, result = (torch.load(f / "result.pt") for f in (straight, killed))
-    assert min(result["losses"]) == kill_at // 3 * 3 + 1
-    assert_same_end(
-        (result["losses"], result["weights"]), (expected["losses"], expected["weights"])
-    )
+    on = ("--devices", str(devices))
+    assert _process(straight, *on) == 0
+    assert _process(killed, "--kill-at", str(kill_at), *on) != 0
+    assert not (killed / "result-0.pt").exists()
+    assert _process(killed, "--resume", str(killed / "last.ckpt"), *on) == 0
+    for rank in range(devices):
+        expected, result = (torch.load(f / f"result-{rank}.pt") for f in (straight, killed))
+        assert list(result["losses"]) == list(range(kill_at // 3 * 3 + 1, last + 1))
+        assert_same_end(
+            (result["losses"], result["weights"]), (expected["losses"], expected["weights"])
+        )
+        for name, value in expected["logged"].items():
+            # Windows of training steps begin anew in the resumed run.
+            assert name.startswith("train/") or result["logged"][name] == value, name
 
 
 def draw() -> list[float]:

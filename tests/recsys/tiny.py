@@ -122,6 +122,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--kill-at", type=int)
     parser.add_argument("--resume", type=Path)
+    parser.add_argument("--devices", type=int, default=1)
     arguments = parser.parse_args()
     # A resumed process need not be seeded as the first one was: all of it is in the checkpoint.
     seed_everything(1 if arguments.resume is None else 2, verbose=False)
@@ -131,10 +132,14 @@ def main() -> None:
         every_step(arguments.folder, save_top_k=1, save_last=True),
         KillAt(arguments.kill_at),
         trace,
-        val_check_interval=0.5,
+        val_check_interval=0.2,
+        devices=arguments.devices,
+        strategy="ddp" if arguments.devices > 1 else "auto",
     )
     trainer.fit(module, datamodule=TinyData(), ckpt_path=arguments.resume)
-    torch.save({"losses": trace.losses, "weights": weights(module)}, arguments.folder / "result.pt")
+    logged = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    result = {"losses": trace.losses, "weights": weights(module), "logged": logged}
+    torch.save(result, arguments.folder / f"result-{trainer.global_rank}.pt")
 
 
 if __name__ == "__main__":
