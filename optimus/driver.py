@@ -65,8 +65,9 @@ def rewrite(
     contract = OutputContract(graph)
     first = functionalize(graph, mode)
     legality = Legality(graph)
-    legality.pin(contract.shared(graph))
+    legality.pin(contract.pinned(graph))
     editor = Editor(graph, legality, mode, strict)
+    editor.sweep(graph.nodes)  # what nobody needs must not be merged with what somebody does
     run = _Run(editor, {first.name: first}, strict)
     for _ in range(MAX_CYCLES):
         before = editor.edits

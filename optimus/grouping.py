@@ -19,6 +19,7 @@ import torch
 from torch.fx import Graph, Node
 
 from optimus.editor import Editor, Refused
+from optimus.gradients import differentiated
 from optimus.legality import Context, tensor_of
 from optimus.ops import arguments, op_of
 from optimus.pattern import GroupPattern, Miss
@@ -54,6 +55,7 @@ class GroupPass:
         self._reports = reports
         self._strict = strict
         self._patient = patient
+        self._differentiated = differentiated(editor.graph)
 
     def run(self) -> None:
         """Merge what can be merged; the graph keeps its order if nothing can."""
@@ -82,7 +84,9 @@ class GroupPass:
     def _key(self, pattern: GroupPattern, node: Node) -> Hashable | Miss:
         common = common_key(node, self._editor.legality.context(node), pattern.optional)
         own = common if isinstance(common, Miss) else pattern.key(node)
-        return own if isinstance(own, Miss) else (pattern.name(), common, freeze(own))
+        if isinstance(own, Miss):
+            return own
+        return (pattern.name(), node in self._differentiated, common, freeze(own))
 
     def _sweep(self, chosen: Mapping[Node, Candidate]) -> None:
         graph, legality = self._editor.graph, self._editor.legality
@@ -193,7 +197,8 @@ def freeze(value: Any, inner: Callable[[Any], Hashable] | None = None) -> Hashab
     if isinstance(value, slice):
         return ("slice", *(freeze(part) for part in (value.start, value.stop, value.step)))
     hash(value)
-    return (type(value).__name__, value)
+    # The two zeros are equal numbers, but not equal arguments.
+    return (type(value).__name__, repr(value) if isinstance(value, float) else value)
 
 
 def _type_key(tensor: torch.Tensor | None) -> Hashable:

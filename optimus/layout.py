@@ -16,7 +16,7 @@ import torch
 from torch.fx import Graph, Node
 
 from optimus.editor import Editor, Refused
-from optimus.legality import storages_of, value_of
+from optimus.legality import storages_of, tensor_of, value_of
 from optimus.ops import op_of
 from optimus.values import Unknown, is_fresh, same_size, same_strides, same_type
 
@@ -130,7 +130,7 @@ def _same_layout(before: torch.Tensor, now: Any, reader: Node) -> bool:
 def _own_memory(editor: Editor, node: Node, old_value: torch.Tensor) -> None:
     """`node` has become a view, but somebody writes to its memory: give it its own again."""
     users = list(node.users)
-    with editor.graph.inserting_after(node):
+    with editor.graph.inserting_before(node.next):
         copy = restride(editor, node, old_value, place=node)
     copy.meta["example_value"] = old_value
     for user in users:
@@ -140,24 +140,47 @@ def _own_memory(editor: Editor, node: Node, old_value: torch.Tensor) -> None:
 def restride(editor: Editor, node: Node, like: torch.Tensor, place: Node) -> Node:
     """A copy of `node` in fresh memory with the strides of `like`, at the insertion point.
 
-    Raises Refused unless `like` is a dense permutation of its dimensions.
+    Raises Refused unless `like` is a dense permutation of its dimensions, some expanded.
     """
-    order = _dense_order(like)
+    core, core_like = node, like
+    for dim in _expanded(like):
+        core = editor.make("narrow", (core, dim, 0, 1), {}, node, place)
+        core_like = core_like.narrow(dim, 0, 1)
+    order = _dense_order(core_like)
     if order is None:
         raise Refused("a layout with gaps or overlaps cannot be restored")
     if order == list(range(like.dim())):
-        return _clone(editor, node, place)
-    inverse = [order.index(dim) for dim in range(like.dim())]
-    permuted = editor.make("permute", (node, tuple(order)), {}, node, place)
-    with editor.graph.inserting_after(permuted):
+        copy = _clone(editor, core, place)
+    else:
+        inverse = tuple(order.index(dim) for dim in range(like.dim()))
+        permuted = editor.make("permute", (core, tuple(order)), {}, node, place)
         copy = _clone(editor, permuted, place)
-    with editor.graph.inserting_after(copy):
-        return editor.make("permute", (copy, tuple(inverse)), {}, node, place)
+        copy = editor.make("permute", (copy, inverse), {}, node, place)
+    if core is node:
+        return copy
+    return editor.make(torch.Tensor.expand_as, (copy, node), {}, node, place)
 
 
 def _clone(editor: Editor, node: Node, place: Node) -> Node:
     options = {"memory_format": torch.contiguous_format}
     return editor.make(torch.clone, (node,), options, node, place)
+
+
+def _expanded(tensor: torch.Tensor) -> list[int]:
+    """Dimensions whose indices all stand for the same elements."""
+    if any(same_size(size, 0) for size in tensor.shape):
+        return []
+    return [
+        dim
+        for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True))
+        if same_size(stride, 0) and not same_size(size, 1)
+    ]
+
+
+def _can_be_restored(tensor: torch.Tensor) -> bool:
+    for dim in _expanded(tensor):
+        tensor = tensor.narrow(dim, 0, 1)
+    return _dense_order(tensor) is not None
 
 
 def _dense_order(tensor: torch.Tensor) -> list[int] | None:
@@ -193,12 +216,15 @@ class OutputContract:
             for position, partners in self._partners(graph).items()
         }
 
-    def shared(self, graph: Graph) -> frozenset[int]:
-        """Storages that several outputs share, or an output and an input: they can be neither
-        copied nor become part of a larger one."""
+    def pinned(self, graph: Graph) -> frozenset[int]:
+        """Storages that can be neither copied nor become part of a larger one: several outputs
+        share them, or an output and an input, or a layout in them could not be restored."""
         nodes, partners = _returned(graph), self._partners(graph)
-        values = [value_of(nodes[position]) for position in partners if partners[position]]
-        return storages_of(values)
+        shared = [value_of(nodes[position]) for position in partners if partners[position]]
+        minded = [n for node in graph.nodes if _minds_layout(node) for n in node.all_input_nodes]
+        seen = (tensor_of(node) for node in (*nodes, *minded))
+        strided = [v for v in seen if v is not None and v.layout is torch.strided]
+        return storages_of([*shared, *(v for v in strided if not _can_be_restored(v))])
 
     def enforce(self, editor: Editor) -> None:
         """Restore strides and memory of the outputs where a rewrite has changed them.
@@ -213,7 +239,7 @@ class OutputContract:
                 raise Refused(f"output {position} would change its type")
             same = same_strides(promise.value, value_of(node)) and promise.fresh <= is_fresh(node)
             if not promise.partners and (now or not same):
-                with graph.inserting_after(node):
+                with graph.inserting_before(node.next):
                     restored[position] = restride(editor, node, promise.value, place=node)
         for position, promise in self._promises.items():
             if promise.partners and (

@@ -30,6 +30,17 @@ def _(x: Tensor) -> Tensor:
     return x.new_empty(x.numel())
 
 
+@torch.library.custom_op("optimus_tests::in_gaps", mutates_args=())
+def in_gaps(x: Tensor) -> Tensor:
+    """A number that depends on how far apart columns lie."""
+    return x.sum() * x.stride(1)
+
+
+@in_gaps.register_fake
+def _(x: Tensor) -> Tensor:
+    return x.new_empty(())
+
+
 def transposed_relu() -> Pattern:
     """relu(x) with its result laid out the other way round."""
 
@@ -87,6 +98,15 @@ def views_twice(x: Tensor) -> Outputs:
     return y.view(-1), y.view(-1)
 
 
+def expanded(x: Tensor) -> Outputs:
+    y = torch.relu(x)
+    return y.unsqueeze(1).expand(-1, 3, -1), y[:, :1].expand(-1, 4) + 1
+
+
+def with_gaps(x: Tensor) -> Outputs:
+    return torch.relu(x)[:, :2], in_gaps(torch.relu(x)[:, ::2])
+
+
 def returned_twice(x: Tensor) -> Outputs:
     y = torch.relu(x)
     return y, x.tanh(), y
@@ -139,13 +159,13 @@ def matmul(x: Tensor) -> Outputs:
 
 PROGRAMS = [
     view, flat_view, custom_op, custom_op_later, as_strided, as_strided_method_on_view,
-    as_strided_at_offset, as_strided_function, as_strided_twice, views_twice, returned_twice,
+    as_strided_at_offset, as_strided_function, as_strided_twice, views_twice, returned_twice, expanded, with_gaps,
     returned, returned_later, returned_view, two_views, masked,
     written_later, written_view, matmul,
 ]  # fmt: skip
 
 
-KEPT = [as_strided_twice, views_twice, written_view]
+KEPT = [as_strided_twice, views_twice, written_view, with_gaps]
 """Programs in which the result of relu must stay what it is."""
 
 
