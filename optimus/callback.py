@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from optimus import summary
 from optimus.figures import Window
+from optimus.gradient_readers import optimizers_for_packs
 from optimus.settings import Baseline, Settings
 from optimus.takeover import Takeover
 from optimus.targets import describe
@@ -60,6 +61,10 @@ class OptimusCallback(Callback):
         inner: The compiler of the rewritten graph: "inductor", "aot_eager" or "eager".
         inner_options: Inductor's config entries.
         dynamic: As in torch.compile: None lets sizes become dynamic when they change.
+        verify: Run a rewritten graph beside the original on the first batch, and leave out patterns
+            that change its result.
+        packing: Store parameters that the rewritten graph stacks as one tensor; where the optimizer
+            updates element by element and nothing reads single gradients, it steps on them as one.
         batch_size: Samples in a batch, or a function that tells them for a batch. By default they
             are read off the batch.
         summary_dir: Where optimus_summary.json and .html are written at the end; by default the
@@ -92,6 +97,8 @@ class OptimusCallback(Callback):
         inner: str = "inductor",
         inner_options: Mapping[str, Any] | None = None,
         dynamic: bool | None = None,
+        verify: bool = True,
+        packing: bool = True,
         batch_size: int | Callable[[Any], int] | None = None,
         summary_dir: str | Path | None = None,
     ) -> None:
@@ -107,6 +114,8 @@ class OptimusCallback(Callback):
             inner=inner,
             inner_options=inner_options,
             dynamic=dynamic,
+            verify=verify,
+            packing=packing,
             batch_size=batch_size,
         )
         self._summary_dir = Path(summary_dir) if summary_dir is not None else None
@@ -294,7 +303,15 @@ class OptimusCallback(Callback):
             self._takeover.finish()
         saved, self._saved = self._saved, {}
         device, world_size = trainer.strategy.root_device, trainer.world_size
-        self._takeover = Takeover(self.settings, pl_module, device, world_size, saved)
+        others = [c for c in trainer.callbacks if c is not self]  # type: ignore[attr-defined]
+        self._takeover = Takeover(
+            self.settings,
+            pl_module,
+            device,
+            world_size,
+            saved,
+            optimizers=lambda: optimizers_for_packs(trainer, pl_module, others),
+        )
         self._told = set(saved.get("notes", ()))
         return self._takeover
 

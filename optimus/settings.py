@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from optimus.backend import OptimusBackend
+from optimus.packing import Packing
 
 Baseline = Literal["compile", "eager", "off"]
 PhaseName = Literal["baseline", "optimised"]
@@ -30,6 +31,8 @@ class Settings:
     inner: str = "inductor"
     inner_options: Mapping[str, Any] | None = None
     dynamic: bool | None = None
+    verify: bool = True
+    packing: bool = True
     batch_size: int | Callable[[Any], int] | None = None
 
     def __post_init__(self) -> None:
@@ -44,7 +47,7 @@ class Settings:
             raise ValueError(f"batch_size must be at least 1, not {self.batch_size}")
         self.backend("optimised")
 
-    def backend(self, phase: PhaseName) -> OptimusBackend:
+    def backend(self, phase: PhaseName, packing: Packing | None = None) -> OptimusBackend:
         """A new backend for a phase. Raises ValueError for unknown patterns, knobs and inners."""
         patterns, disable, knobs = self.patterns, self.disable, self.knobs
         if phase == "baseline":
@@ -55,6 +58,8 @@ class Settings:
             knobs=knobs,
             inner=self.inner,
             inner_options=self.inner_options,
+            verify=self.verify,
+            packing=packing,
         )
 
     @property

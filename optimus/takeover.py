@@ -6,15 +6,18 @@ measured, so that a resumed run computes what an uninterrupted one would have.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from optimus.backend import OptimusBackend
 from optimus.discovery import CallObserver
 from optimus.figures import Gain, Phase, Window, gain
+from optimus.packed_optimizer import PackedOptimizer
+from optimus.packing import Packing
 from optimus.recorder import Recorder
 from optimus.report import Report
 from optimus.settings import PhaseName, Settings
@@ -27,8 +30,9 @@ MANY_TARGETS = 8
 class Takeover:
     """Runs the phases of one model's training, and has them measured.
 
-    `saved` is an earlier `state()`. Steps count training batches. Raises ValueError for targets
-    that the model does not have.
+    `saved` is an earlier `state()`. `optimizers` returns those that may step on packs of parameters
+    as one; it is asked when the optimised graph is compiled. Steps count training batches. Raises
+    ValueError for targets that the model does not have.
     """
 
     def __init__(
@@ -38,6 +42,8 @@ class Takeover:
         device: torch.device,
         world_size: int = 1,
         saved: Mapping[str, Any] | None = None,
+        *,
+        optimizers: Callable[[], Sequence[Optimizer]] = tuple,
     ) -> None:
         self.settings = settings
         self.root = root
@@ -49,6 +55,9 @@ class Takeover:
         self._compiled: dict[PhaseName, CompiledTargets] = {}
         self._installed: PhaseName | None = None
         self._observer: CallObserver | None = None
+        self._optimizers = optimizers
+        self._packing = Packing()
+        self._packer: PackedOptimizer | None = None
         self._restore(saved or {})
 
     def phase_at(self, step: int) -> PhaseName:
@@ -89,6 +98,7 @@ class Takeover:
             self._observer.detach()
             self._observer = None
         self._uninstall()
+        self._unpack()
         return self.recorder.finish()
 
     def abandon(self, error: BaseException) -> None:
@@ -164,7 +174,8 @@ class Takeover:
         """Everything that the user should know, in words."""
         compiled = [f"{n}: {r}" for n, c in self._compiled.items() for r in c.remarks()]
         fallbacks = [f"graph {g.index}: {g.fallback}" for g in self.report.graphs if g.fallback]
-        return list(dict.fromkeys([*self.notes, *compiled, *fallbacks]))
+        unpacked = [f"packing: {r} ({n} times)" for r, n in self._packing.declined.items()]
+        return list(dict.fromkeys([*self.notes, *compiled, *fallbacks, *unpacked]))
 
     def state(self) -> dict[str, Any]:
         """Plain data from which a run goes on exactly."""
@@ -235,5 +246,23 @@ class Takeover:
     def _compile(self, phase: PhaseName) -> CompiledTargets:
         eager = phase == "baseline" and self.settings.baseline == "eager"
         targets = [] if eager else self.targets or []
-        backend = cast("Any", self.settings.backend(phase))
+        packing = None
+        if phase == "optimised" and self.settings.packing:
+            packing = self._packing = self._new_packing()
+        backend = cast("Any", self.settings.backend(phase, packing))
         return CompiledTargets(targets, backend, phase, self.settings.dynamic)
+
+    def _new_packing(self) -> Packing:
+        self._unpack()
+        optimizers = self._optimizers()
+        if not optimizers:
+            return Packing()
+        self._packer = PackedOptimizer(optimizers)
+        return Packing(adopt=self._packer.adopt)
+
+    def _unpack(self) -> None:
+        """Give the parameters and the optimizers' state the places they had."""
+        if self._packer is not None:
+            self._packer.release()
+            self._packer = None
+        self._packing.dissolve()
