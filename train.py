@@ -6,32 +6,30 @@ import sys
 from pathlib import Path
 
 import hydra
-from lightning.pytorch import Trainer, seed_everything
+from hydra.errors import HydraException
+from lightning.pytorch import seed_everything
 from omegaconf import DictConfig
 
 from conf import build, checks, jobs, resolvers
+from recsys.module import NonFiniteError
 
 
 def train(cfg: DictConfig) -> dict[str, float]:
     """Train, validate and test as `cfg` says; the last value of every metric logged."""
     checks.check(cfg)
     resume = build.resume_path(cfg)
-    seed_everything(cfg.seed, workers=True, verbose=False)
-    trainer = build.build_trainer(cfg)
-    datamodule = build.build_datamodule(cfg)
-    module = build.build_module(cfg, datamodule)
-    trainer.fit(module, datamodule=datamodule, ckpt_path=resume)
-    metrics = logged(trainer)
-    if cfg.test:
-        best = trainer.checkpoint_callback and trainer.checkpoint_callback.best_model_path
-        trainer.test(module, datamodule=datamodule, ckpt_path=best or None)
-        metrics |= logged(trainer)
+    with checks.told(ValueError, TypeError, OSError, HydraException):
+        seed_everything(cfg.seed, workers=True, verbose=False)
+        trainer = build.build_trainer(cfg)
+        datamodule = build.build_datamodule(cfg)
+        module = build.build_module(cfg, datamodule)
+    with checks.told(OSError, NonFiniteError):
+        trainer.fit(module, datamodule=datamodule, ckpt_path=resume)
+        metrics = build.logged(trainer)
+        if cfg.test:
+            trainer.test(module, datamodule=datamodule, ckpt_path=build.best_path(trainer))
+            metrics |= build.logged(trainer)
     return metrics
-
-
-def logged(trainer: Trainer) -> dict[str, float]:
-    """Metrics as plain numbers."""
-    return {name: float(value) for name, value in trainer.callback_metrics.items()}
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,8 @@ def build_datamodule(cfg: DictConfig) -> LightningDataModule:
 
 def build_trainer(cfg: DictConfig) -> Trainer:
     """The trainer with its loggers and callbacks, Optimus among them."""
+    # Lightning's own use of a PyTorch function; nothing a user could change.
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*is deprecated")
     torch.set_float32_matmul_precision(cfg.matmul_precision)
     loggers = [instantiate(logger) for logger in _entries(cfg.logger)]
     callbacks: list[Callback] = [instantiate(callback) for callback in _entries(cfg.callbacks)]
@@ -64,6 +67,17 @@ def resume_path(cfg: DictConfig) -> Path | None:
     if found is None:
         raise UserError(f"resume={path}: no checkpoint there{_nearest_checkpoints(cfg, path)}")
     return found
+
+
+def best_path(trainer: Trainer) -> str | None:
+    """The best checkpoint of the run; None without one, as in a fast_dev_run."""
+    callback = trainer.checkpoint_callback
+    return getattr(callback, "best_model_path", None) or None
+
+
+def logged(trainer: Trainer) -> dict[str, float]:
+    """The last value of every metric as a plain number."""
+    return {name: float(value) for name, value in trainer.callback_metrics.items()}
 
 
 def _nearest_checkpoints(cfg: DictConfig, path: Path) -> str:

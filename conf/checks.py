@@ -6,7 +6,9 @@ Hydra refuses unknown groups and keys too, but lists everything there is, or not
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,9 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, QuotedString
-from hydra.errors import HydraException
+from hydra.errors import HydraException, InstantiationException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from optimus.ablation import case
 from optimus.pipeline import select
@@ -50,12 +53,28 @@ def check_command_line(arguments: Sequence[str]) -> None:
 
 def check(cfg: DictConfig) -> None:
     """Raise UserError for a composed configuration that cannot work."""
-    try:
+    with told(ValueError, TypeError, OmegaConfBaseException):
         plain: Any = OmegaConf.to_container(cfg, resolve=True)
         optimus = plain["optimus"]
-        select(optimus["patterns"], optimus["disable"], optimus["knobs"])
-    except (ValueError, TypeError) as error:
-        raise UserError(_first_line(error)) from error
+        if optimus is not None:
+            select(optimus["patterns"], optimus["disable"], optimus["knobs"])
+    if not cfg.test and cfg.metric.startswith("test/"):
+        raise UserError(f"test=false leaves no {cfg.metric}: set metric=val/auc, say")
+
+
+@contextlib.contextmanager
+def told(*errors: type[BaseException]) -> Iterator[None]:
+    """Turn `errors`, whose messages are written for the user, into UserError.
+
+    With HYDRA_FULL_ERROR=1 in the environment they pass, with their tracebacks.
+    """
+    try:
+        yield
+    except errors as error:
+        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+            raise
+        cause = error.__cause__ if isinstance(error, InstantiationException) else None
+        raise UserError(str(cause or error).strip()) from error
 
 
 def nearest(name: str, valid: Iterable[str], everything: bool = True) -> str:

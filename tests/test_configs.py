@@ -1,0 +1,124 @@
+"""Every shipped configuration composes, and every one whose data are at hand trains and tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
+
+from conf import checks, resolvers
+from conf.checks import CONF, group_options
+from optimus.ablation import KINDS, cases
+from train import train
+
+OPTIONS = group_options()
+# One step each; tables and layers small enough to make in no time. What generated code computes is
+# not the subject: the rewritten graph is run as it is.
+QUICK = (
+    "trainer.fast_dev_run=true",
+    "trainer.accelerator=cpu",
+    "optimus.inner=eager",
+    "~callbacks.progress_bar",
+    "trainer.enable_model_summary=false",
+)
+SMALL = (
+    "data.train_rows=256",
+    "data.val_rows=64",
+    "data.test_rows=64",
+    "data.max_rows_per_table=50",
+    "data.batch_size=64",
+    "data.eval_batch_size=64",
+)
+
+
+def composed(folder: Path, *overrides: str) -> DictConfig:
+    """The configuration as train.py composes it, with its output in `folder`."""
+    resolvers.register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose("config", overrides=[f"paths.output='{folder}'", *overrides])
+
+
+def run(folder: Path, *overrides: str) -> dict[str, float]:
+    """Train in this process, with nothing compiled before."""
+    torch._dynamo.reset()
+    return train(composed(folder, *QUICK, *SMALL, *overrides))
+
+
+@pytest.mark.parametrize("model", OPTIONS["model"])
+def test_every_model_trains(tmp_path: Path, model: str) -> None:
+    metrics = run(tmp_path, f"model={model}")
+    assert metrics["test/num_samples"] == 64
+    assert metrics["test/logloss"] > 0
+
+
+@pytest.mark.parametrize("logger", OPTIONS["logger"])
+def test_every_logger_writes(tmp_path: Path, logger: str) -> None:
+    # fast_dev_run would replace the loggers.
+    run(tmp_path, f"logger={logger}", "trainer.fast_dev_run=false", "trainer.log_every_n_steps=1")
+    expected = {"csv": ["csv"], "tensorboard": ["tensorboard"], "all": ["csv", "tensorboard"]}
+    for folder in expected[logger]:
+        assert any((tmp_path / folder).iterdir())
+
+
+@pytest.mark.parametrize("trainer", [name for name in OPTIONS["trainer"] if name != "gpu"])
+def test_every_trainer_runs(tmp_path: Path, trainer: str) -> None:
+    devices = ["trainer.devices=1", "trainer.accelerator=cpu"]
+    assert run(tmp_path, f"trainer={trainer}", *devices)["test/num_samples"] == 64
+
+
+@pytest.mark.parametrize("callbacks", OPTIONS["callbacks"])
+def test_every_set_of_callbacks_runs(tmp_path: Path, callbacks: str) -> None:
+    run(tmp_path, f"callbacks={callbacks}", "trainer.fast_dev_run=false")
+    assert {f.name for f in (tmp_path / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
+
+
+@pytest.mark.parametrize("experiment", OPTIONS["experiment"])
+def test_every_experiment_on_synthetic_data_trains(tmp_path: Path, experiment: str) -> None:
+    if not str(composed(tmp_path, f"experiment={experiment}").data._target_).endswith("Synthetic"):
+        pytest.skip("its data are fetched or given by the user: tests/recsys/data has their tests")
+    run(tmp_path, f"experiment={experiment}")
+
+
+@pytest.mark.parametrize(
+    ("group", "name"), [(group, name) for group in OPTIONS for name in OPTIONS[group]]
+)
+def test_every_option_composes_and_resolves(tmp_path: Path, group: str, name: str) -> None:
+    given = ["data.path=somewhere"] if name == "criteo" else []
+    cfg = composed(tmp_path, f"{group}={name}", *given)
+    OmegaConf.to_container(cfg, resolve=True)
+    checks.check(cfg)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_sweep_runs_the_cases_of_the_pipeline(tmp_path: Path, kind: str) -> None:
+    for case in cases(kind):
+        cfg = composed(tmp_path, "experiment=mmoe_small", f"sweep={kind}", f"case={case.name}")
+        assert cfg.optimus.patterns == case.patterns
+        assert tuple(cfg.optimus.disable) == case.disable
+
+
+def test_each_sweep_is_an_ablation() -> None:
+    assert sorted(OPTIONS["sweep"]) == sorted(KINDS)
+
+
+@pytest.mark.parametrize("key", ["sparse_optimizer", "dense_optimizer"])
+def test_optimizer_keys_are_those_of_the_optimizers(tmp_path: Path, key: str) -> None:
+    from recsys.optim import OptimizerConfig
+
+    assert set(composed(tmp_path)[key]) == set(OptimizerConfig.__dataclass_fields__)
+
+
+def test_optimus_keys_are_those_of_the_callback(tmp_path: Path) -> None:
+    from inspect import signature
+
+    from optimus.callback import OptimusCallback
+
+    keys = set(composed(tmp_path).optimus) - {"_target_"}
+    assert keys == set(signature(OptimusCallback.__init__).parameters) - {"self"}
+
+
+def test_train_py_is_short() -> None:
+    assert len((CONF.parent / "train.py").read_text().splitlines()) < 80

@@ -1,0 +1,234 @@
+"""train.py as users run it, in processes of its own: ends, failures, resume, sweeps."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+# 40 steps, small tables and layers; the rewritten graph runs as it is.
+SMALL = (
+    "trainer.accelerator=cpu",
+    "optimus.inner=eager",
+    "optimus.baseline_steps=12",
+    "optimus.warmup_steps=2",
+    "optimus.window=4",
+    "model.embedding_dim=4",
+    "model.bottom_layers=[8]",
+    "model.over_layers=[8]",
+    "data.train_rows=2560",
+    "data.val_rows=128",
+    "data.test_rows=128",
+    "data.max_rows_per_table=50",
+    "data.batch_size=64",
+    "data.eval_batch_size=128",
+    "trainer.log_every_n_steps=5",
+    "trainer.num_sanity_val_steps=0",
+    "trainer.enable_progress_bar=false",
+    "~callbacks.progress_bar",
+)
+
+
+def command(folder: Path, *overrides: str) -> list[str]:
+    own = [f"hydra.run.dir={folder}", f"paths.runs={folder.parent}"]
+    return [sys.executable, "-W", "ignore", "train.py", *own, *SMALL, *overrides]
+
+
+def run(folder: Path, *overrides: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run train.py with its output in `folder` and wait for it."""
+    return subprocess.run(
+        command(folder, *overrides),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        **options,
+    )
+
+
+def result(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "result.json").read_text())
+
+
+def last_line(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+    return done.stderr.strip().splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run from start to end."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    done = run(folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_a_run_leaves_everything_in_its_folder(whole: Path) -> None:
+    there = {str(f.relative_to(whole)) for f in whole.rglob("*") if f.is_file()}
+    assert {
+        "result.json",
+        "optimus_summary.json",
+        "optimus_summary.html",
+        "checkpoints/best.ckpt",
+        "checkpoints/last.ckpt",
+        "csv/metrics.csv",
+        ".hydra/config.yaml",
+    } <= there
+    found = result(whole)
+    assert found["error"] == ""
+    assert 0 <= found["metrics"]["test/auc"] <= 1
+    assert found["metrics"]["test/num_samples"] == 128
+
+
+def test_the_log_has_the_gain(whole: Path) -> None:
+    with (whole / "csv" / "metrics.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    gains = [float(line["optimus/qps_gain"]) for line in lines if line["optimus/qps_gain"]]
+    rates = [float(line["qps"]) for line in lines if line["qps"]]
+    assert gains
+    assert all(rate > 0 for rate in rates)
+    summary = json.loads((whole / "optimus_summary.json").read_text())
+    then, now = (summary["phases"][name]["rate"] for name in ("baseline", "optimised"))
+    assert summary["gain"]["qps"] == pytest.approx(now / then - 1)
+    assert gains[-1] == pytest.approx(summary["gain"]["qps"], rel=1e-6)
+
+
+def test_optimus_changes_no_result(whole: Path, tmp_path: Path) -> None:
+    done = run(tmp_path / "none", "optimus.patterns=none")
+    assert done.returncode == 0, done.stderr
+    with_optimus, without = (result(f)["metrics"] for f in (whole, tmp_path / "none"))
+    for name in ("test/auc", "test/logloss", "val/logloss", "train/loss"):
+        assert with_optimus[name] == pytest.approx(without[name], abs=2e-4), name
+
+
+@pytest.mark.slow
+def test_killed_and_resumed_ends_as_if_never_stopped(whole: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "killed"
+    last = folder / "checkpoints" / "last.ckpt"
+    every = ["callbacks.last.every_n_train_steps=7"]
+    # A step takes milliseconds: wait for the file and kill, wherever the run is by then.
+    with subprocess.Popen(
+        command(folder, *every), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as running:
+        deadline = time.monotonic() + 240
+        while not last.exists() and running.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.002)
+        running.send_signal(signal.SIGKILL)
+    assert last.exists()
+    assert not (folder / "result.json").exists()
+    done = run(tmp_path / "resumed", *every, "resume=last")
+    assert done.returncode == 0, done.stderr
+    assert result(tmp_path / "resumed")["metrics"]["train/loss"] > 0
+    for name in ("train/loss", "val/auc", "val/logloss", "test/auc", "test/logloss"):
+        resumed = result(tmp_path / "resumed")["metrics"][name]
+        assert resumed == result(whole)["metrics"][name], name
+
+
+def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
+    rate = ["dense_optimizer.lr=1e12", "dense_optimizer.warmup_steps=1", "dense_optimizer.name=sgd"]
+    good = run(tmp_path / "good", "trainer.max_steps=10")
+    assert good.returncode == 0, good.stderr
+    before = (tmp_path / "good" / "checkpoints" / "last.ckpt").read_bytes()
+    bad = run(tmp_path / "bad", *rate, "sparse_optimizer.lr=1e30", "sparse_optimizer.name=sgd")
+    assert "the training loss is" in last_line(bad)
+    assert "lower them" in last_line(bad)
+    assert "the training loss is" in result(tmp_path / "bad")["error"]
+    assert (tmp_path / "good" / "checkpoints" / "last.ckpt").read_bytes() == before
+
+
+def test_a_full_disk_keeps_the_last_good_checkpoint(whole: Path, tmp_path: Path) -> None:
+    size = (whole / "checkpoints" / "last.ckpt").stat().st_size
+
+    def limit() -> None:  # writing more than this to one file fails, as on a full disk
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, size // 2))
+
+    done = run(tmp_path / "full", preexec_fn=limit)
+    message = last_line(done)
+    assert "could not be written" in message
+    assert "Free space" in message
+    assert not list((tmp_path / "full").rglob("*.ckpt"))
+    assert not list((tmp_path / "full").rglob("*.tmp"))
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("optimus.patterns=horizontl", "nearest valid: horizontal"),
+        ("model=dlmr", "did you mean dlrm"),
+        ("model.embedding_dim=0", "embedding_dim is 0, must be at least 1"),
+        ("sparse_optimizer.name=adagrd", "did you mean adagrad"),
+        ("data.batch_size=0", "batch_size is 0, must be at least 1"),
+        ("resume=nowhere/run", "resume=nowhere/run: no checkpoint there"),
+        ("test=false", "set metric=val/auc"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_one_line(
+    tmp_path: Path, override: str, expected: str
+) -> None:
+    done = run(tmp_path / "run", override)
+    assert last_line(done).startswith("train.py: ")
+    assert expected in last_line(done)
+    assert "Epoch" not in done.stdout
+
+
+def sweep(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+    done = run(folder, "-m", f"hydra.sweep.dir={folder}", *overrides)
+    assert (folder / "summary.csv").exists(), done.stderr
+    return done
+
+
+def table(folder: Path) -> list[dict[str, str]]:
+    with (folder / "summary.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.slow
+def test_multirun_isolates_its_jobs_and_goes_on_after_a_failure(
+    whole: Path, tmp_path: Path
+) -> None:
+    done = sweep(tmp_path, "optimus.patterns=none,all", "model.embedding_dim=4,0")
+    assert "2 of 4 jobs failed" in done.stderr
+    rows = table(tmp_path)
+    assert [row["error"] != "" for row in rows] == [False, True, False, True]
+    assert "embedding_dim is 0" in rows[1]["error"]
+    # The same numbers as a run of its own.
+    fresh = result(whole)["metrics"]
+    assert float(rows[2]["auc"]) == pytest.approx(fresh["test/auc"], abs=1e-6)
+    assert float(rows[2]["logloss"]) == pytest.approx(fresh["test/logloss"], abs=1e-6)
+    for row in (rows[0], rows[2]):
+        assert float(row["qps_p10"]) <= float(row["qps_p50"]) <= float(row["qps_p90"])
+        assert float(row["peak_memory_mib"]) > 0
+        assert float(row["compile_seconds"]) > 0
+    assert rows[0]["qps_gain"] == ""
+    assert math.isfinite(float(rows[2]["qps_gain"]))
+    assert float(rows[0]["qps_gain_vs_none"]) == 0
+    assert "what" in done.stdout
+    assert (tmp_path / "summary.png").stat().st_size > 0
+
+
+@pytest.mark.slow
+def test_leave_one_out_ends_in_one_table(tmp_path: Path) -> None:
+    from optimus.pipeline import pattern_names
+
+    one, *_ = pattern_names()
+    done = sweep(tmp_path, "sweep=leave_one_out", f"case=none,all,without_{one}")
+    assert done.returncode == 0, done.stderr
+    assert [row["label"] for row in table(tmp_path)] == ["none", "all", f"without_{one}"]
+    config = (tmp_path / "2" / ".hydra" / "overrides.yaml").read_text()
+    assert f"case=without_{one}" in config
+    summary = json.loads((tmp_path / "2" / "optimus_summary.json").read_text())
+    assert summary["settings"]["disable"] == [one]
+    assert one not in {pattern["name"] for pattern in summary["patterns"]}
