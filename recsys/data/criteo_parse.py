@@ -98,6 +98,8 @@ def _field_count(line: bytes) -> str:
     if not line.strip():
         return "the line is empty"
     count = line.count(b"\t") + 1
+    if count == NUM_FIELDS - 1:
+        return f"39 fields, expected {NUM_FIELDS}: is the label missing, as in Kaggle's test.txt?"
     if count != NUM_FIELDS:
         return f"{count} fields, expected {NUM_FIELDS} (label, 13 integers, 26 hexadecimal words)"
     return "a control character within a field"

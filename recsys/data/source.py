@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from recsys.data.batch import Batch, fixed_hot_kjt
 from recsys.data.plan import Rows
+from recsys.data.shuffle import permute
 
 
 class Source(Protocol):
@@ -41,6 +42,21 @@ class SplitSource:
         if isinstance(rows, slice):
             return self._source.batch(slice(rows.start + self._start, rows.stop + self._start))
         return self._source.batch(rows + self._start)
+
+
+class PermutedSource:
+    """The rows of another source in a random order fixed by `key`."""
+
+    def __init__(self, source: Source, key: int) -> None:
+        self._source, self._key = source, key
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def batch(self, rows: Rows) -> Batch:
+        """The batch of these rows of the new order."""
+        index = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
+        return self._source.batch(permute(index, len(self), self._key))
 
 
 class MemorySource:
