@@ -10,14 +10,17 @@ from typing import Any, cast
 
 from optimus.driver import Phase
 from optimus.pattern import Rewrite
+from optimus.patterns.horizontal.batch_batch_norms import BatchBatchNorms
 from optimus.patterns.horizontal.batch_layer_norms import BatchLayerNorms
 from optimus.patterns.horizontal.batch_linears import BatchLinears
+from optimus.patterns.horizontal.batch_matmuls import BatchMatmuls
 from optimus.patterns.horizontal.batch_normalizes import BatchNormalizes
 from optimus.patterns.horizontal.batch_pointwise import BatchPointwise
 from optimus.patterns.horizontal.batch_reductions import BatchReductions
 from optimus.patterns.horizontal.batch_rms_norms import BatchRmsNorms
 from optimus.patterns.horizontal.batch_softmaxes import BatchSoftmaxes
 from optimus.patterns.horizontal.join_shared_weight_linears import JoinSharedWeightLinears
+from optimus.patterns.horizontal.sum_matrix_vector_products import SumMatrixVectorProducts
 from optimus.patterns.horizontal.widen_shared_input_linears import WidenSharedInputLinears
 from optimus.patterns.normalize.canonicalize_calls import CanonicalizeCalls
 
@@ -30,14 +33,17 @@ PIPELINE: tuple[Phase, ...] = (
             WidenSharedInputLinears(),
             JoinSharedWeightLinears(),
             BatchLinears(),
+            BatchMatmuls(),
             BatchLayerNorms(),
             BatchRmsNorms(),
+            BatchBatchNorms(),
             BatchNormalizes(),
             BatchPointwise(),
             BatchSoftmaxes(),
             BatchReductions(),
         ),
     ),
+    Phase("finish", (SumMatrixVectorProducts(),)),
 )
 """Phases in the order they run; a phase is repeated until it changes nothing."""
 
