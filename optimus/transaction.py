@@ -6,6 +6,7 @@ list. Every check here holds for any pattern, whatever it claims.
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,7 +18,15 @@ from torch.fx import Graph, Node
 
 from optimus.legality import Legality, storages_of, value_of
 from optimus.ops import op_of
-from optimus.values import Unknown, evaluate, is_fresh, is_view, same_strides, same_type
+from optimus.values import (
+    Unknown,
+    evaluate,
+    is_fresh,
+    is_view,
+    requires_grad,
+    same_strides,
+    same_type,
+)
 
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 """What a node calls, its arguments by place and by name."""
@@ -74,16 +83,25 @@ class Check:
                 return f"replaces {_label(old)}, which is outside its match"
             if not same_type(value_of(old), value_of(new)):
                 return f"would change the type of {_label(old)}"
+            if new not in transaction.made and self._stops_gradients(old, new):
+                return f"{_label(old)} lets no gradient through"
         return (
             self._place_objection(transaction)
             or self._spelling_objection(transaction)
             or self._identity_objection(transaction)
+            or self._parts_objection(transaction)
             or self._work_objection(transaction)
             or self._effects_objection(transaction)
             or self._cone_objection(transaction, leaves)
             or self._write_objection(transaction, leaves)
             or self._sharing_objection(transaction)
         )
+
+    def _stops_gradients(self, old: Node, new: Node) -> bool:
+        """Whether only one of them, a view, was made under no_grad: both may require a gradient,
+        but no gradient goes through a view that was."""
+        modes = self._legality.context(old).grad, self._legality.context(new).grad
+        return modes[0] is not modes[1] and requires_grad(value_of(old))
 
     def _place_objection(self, transaction: Transaction) -> str | None:
         """New nodes stand behind all they read and in front of all that is to read them."""
@@ -127,6 +145,22 @@ class Check:
             new = transaction.replaced[old]
             if new.op in ("placeholder", "get_attr") or end in new.users or news[new] > 1:
                 return f"{_label(old)} is returned as a tensor of its own"
+        return None
+
+    def _parts_objection(self, transaction: Transaction) -> str | None:
+        """Autograd lets nobody write to memory that one call has cut into several views."""
+        news = [
+            value_of(new)
+            for old, new in transaction.replaced.items()
+            if _is_part(new) and not _is_part(old) and not is_fresh(old)
+        ]
+        if not news:
+            return None
+        if writers := self._legality.writers(news):
+            return f"{_label(writers[0])} writes to memory that would be cut by one call"
+        returned = [value_of(node) for node in self._graph.output_node().all_input_nodes]
+        if storages_of(returned) & storages_of(news):
+            return "a view is returned of memory that would be cut by one call"
         return None
 
     def _work_objection(self, transaction: Transaction) -> str | None:
@@ -233,6 +267,15 @@ class Check:
         new = transaction.replaced[old]
         same = storages_of(value_of(old)) == storages_of(value_of(new))
         return same or transaction.takes_over(old)
+
+
+def _is_part(node: Node) -> bool:
+    """Whether the value is one of several views that one call returned, or a view of such a one."""
+    while is_view(node):
+        node, source = node.all_input_nodes[0], node
+        if isinstance(value_of(node), tuple | list) and source.target is operator.getitem:
+            return True
+    return False
 
 
 def _label(node: Node) -> str:
