@@ -8,7 +8,6 @@ valid, so a conversion that was killed goes on where the journal was last writte
 from __future__ import annotations
 
 import errno
-import fcntl
 import gzip
 import json
 import os
@@ -18,10 +17,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any, BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from tqdm import tqdm
 
+from recsys.data.atomic import flush, only_one, written
 from recsys.data.criteo_format import NUM_DENSE, NUM_SPARSE
 from recsys.data.criteo_parse import Block, parse
 
@@ -83,11 +83,8 @@ class Progress:
 
     def save(self, path: Path) -> None:
         """Replace the file in one step."""
-        temporary = path.with_name(path.name + ".new")
-        with temporary.open("w") as file:
-            json.dump(asdict(self), file)
-            _flush(file)
-        temporary.replace(path)
+        with written(path) as file:
+            file.write(json.dumps(asdict(self)).encode())
 
 
 def convert(
@@ -105,7 +102,7 @@ def convert(
     """
     folder.mkdir(parents=True, exist_ok=True)
     result = folder / f"{stem(text)}.json"
-    with _only_one(folder / f"{stem(text)}.lock"), _told_when_full(text, folder):
+    with only_one(folder / f"{stem(text)}.lock"), _told_when_full(text, folder):
         done = Progress.load(result, Origin.of(text))
         if done is None or not done.done:
             return _Conversion(text, folder, max_malformed, commit_bytes).run()
@@ -172,7 +169,7 @@ class _Conversion:
 
     def _commit(self, parts: dict[str, BinaryIO]) -> None:
         for file in parts.values():
-            _flush(file)
+            flush(file)
         self._progress.save(self._journal)
 
     def _open_part(self, name: str) -> BinaryIO:
@@ -186,7 +183,7 @@ class _Conversion:
         for name, file in parts.items():
             file.seek(0)
             file.write(_npy_header(name, self._progress.rows))
-            _flush(file)
+            flush(file)
 
     def _publish(self) -> Progress:
         if not self._progress.rows:
@@ -251,11 +248,6 @@ def _bar(text: Path) -> tqdm[Any]:
     )
 
 
-def _flush(file: IO[Any]) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
 def _npy_header(name: str, rows: int) -> bytes:
     """The header of NumPy's format 1.0, padded to a fixed length so that it can be written last."""
     dtype, columns = PARTS[name]
@@ -298,11 +290,3 @@ def _told_when_full(text: Path, folder: Path) -> Iterator[None]:
             f"no space left in {folder} while converting {text}: free some and run again, "
             "it goes on from where it stopped",
         ) from error
-
-
-@contextmanager
-def _only_one(path: Path) -> Iterator[None]:
-    """Hold a lock that a process loses when it ends, however it ends."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from recsys.data.atomic import written
 from recsys.data.criteo_files import Day
 from recsys.data.criteo_format import NUM_SPARSE
 
@@ -36,10 +36,8 @@ def mark_seen(day: Day, file: Path) -> None:
         for column in range(NUM_SPARSE):
             seen[column, words[:, column]] = True
     seen[:, 0] = False  # where "missing" falls, which has a row of its own
-    temporary = file.with_suffix(f".{os.getpid()}.new")
-    with temporary.open("wb") as out:
+    with written(file) as out:
         np.save(out, np.packbits(seen, axis=1))
-    temporary.replace(file)
 
 
 def hashed_sizes(files: Iterable[Path], cap: int) -> tuple[int, ...]:
@@ -71,9 +69,8 @@ def contiguous_sizes(days: Sequence[Day], cap: int, cache: Path) -> tuple[int, .
             return tuple(min(cap, size) for size in saved["sizes"])
     sizes = np.max([_largest(day) for day in days], axis=0) + 1
     cache.parent.mkdir(parents=True, exist_ok=True)
-    temporary = cache.with_suffix(f".{os.getpid()}.new")
-    temporary.write_text(json.dumps({"days": key, "sizes": sizes.tolist()}))
-    temporary.replace(cache)
+    with written(cache) as out:
+        out.write(json.dumps({"days": key, "sizes": sizes.tolist()}).encode())
     return tuple(min(cap, int(size)) for size in sizes)
 
 
