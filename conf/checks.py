@@ -54,7 +54,7 @@ def check_command_line(arguments: Sequence[str]) -> None:
 def check(cfg: DictConfig) -> None:
     """Raise UserError for a composed configuration that cannot work."""
     with told(ValueError, TypeError, OmegaConfBaseException):
-        plain: Any = OmegaConf.to_container(cfg, resolve=True)
+        plain: Any = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
         optimus = plain["optimus"]
         if optimus is not None:
             select(optimus["patterns"], optimus["disable"], optimus["knobs"])

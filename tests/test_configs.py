@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from conf import checks, resolvers
-from conf.checks import CONF, group_options
+from conf.checks import CONF, UserError, group_options
 from optimus.ablation import KINDS, cases
 from train import train
 
@@ -118,6 +119,30 @@ def test_optimus_keys_are_those_of_the_callback(tmp_path: Path) -> None:
 
     keys = set(composed(tmp_path).optimus) - {"_target_"}
     assert keys == set(signature(OptimusCallback.__init__).parameters) - {"self"}
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("sparse_optimizer.name=adagrd", "did you mean adagrad"),
+        ("data.batch_size=0", "batch_size is 0, must be at least 1"),
+        ("resume=nowhere/run", "resume=nowhere/run: no checkpoint there"),
+        ("test=false", "set metric=val/auc"),
+        ("data=criteo", "data.path"),
+        ("trainer.accelerator=tpuu", "tpuu"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(
+    tmp_path: Path, override: str, expected: str
+) -> None:
+    with pytest.raises(UserError, match=re.escape(expected)):
+        train(composed(tmp_path, override))
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_folder_of_a_data_set_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"missing\.txt"):
+        train(composed(tmp_path, "data=criteo", f"data.path={tmp_path}/missing.txt"))
 
 
 def test_train_py_is_short() -> None:
