@@ -219,7 +219,7 @@ class Check:
         while kept:
             inputs = [n for n in kept.pop().all_input_nodes if n not in seen]
             seen.update(inputs)
-            kept += [n for n in inputs if n in matched]
+            kept += [n for n in inputs if n in matched or is_view(n)]
         pending = list(transaction.replaced)
         while pending:
             for node in pending.pop().all_input_nodes:
