@@ -14,6 +14,7 @@ from torch.fx import GraphModule, Node
 
 from optimus.editor import Editor
 from optimus.functionalize import functionalize
+from optimus.gradients import GradientContract
 from optimus.grouping import GroupPass, attempt, record
 from optimus.layout import OutputContract, settle
 from optimus.legality import Legality
@@ -68,6 +69,7 @@ def rewrite(
     legality.pin(contract.pinned(graph))
     editor = Editor(graph, legality, mode, strict)
     editor.sweep(graph.nodes)  # what nobody needs must not be merged with what somebody does
+    gradients = GradientContract(graph, legality)
     run = _Run(editor, {first.name: first}, strict)
     for _ in range(MAX_CYCLES):
         before = editor.edits
@@ -75,6 +77,7 @@ def rewrite(
             run.phase(phase)
         if editor.edits == before:
             break
+    gradients.enforce(editor)
     contract.enforce(editor)
     graph.lint()
     module.recompile()

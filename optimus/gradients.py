@@ -8,30 +8,86 @@ an optimizer with momentum or weight decay does not skip).
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch.fx import Graph, Node
 
+from optimus.editor import Editor, Refused
 from optimus.effects import effects_of
-from optimus.legality import storages_of, value_of
+from optimus.legality import Legality, storages_of, value_of
+from optimus.values import requires_grad
 
 
-def differentiated(graph: Graph) -> set[Node]:
+class GradientContract:
+    """Which inputs of the graph receive a gradient, to be kept by all rewrites."""
+
+    def __init__(self, graph: Graph, legality: Legality) -> None:
+        self._leaves = _leaves(graph, legality)
+
+    def enforce(self, editor: Editor) -> None:
+        """Give a gradient of zeros to what had one and is read no more.
+
+        Raises Refused when that cannot be done, or when an input would get one that had none.
+        """
+        now = _leaves(editor.graph, editor.legality)
+        if gained := now - self._leaves:
+            raise Refused(f"{min(gained).name} would get a gradient")
+        lost = sorted(self._leaves - now)
+        if lost:
+            _add_nothing_of(lost, editor)
+
+
+def _leaves(graph: Graph, legality: Legality) -> set[Node]:
+    return {n for n in differentiated(graph, legality) if n.op in ("placeholder", "get_attr")}
+
+
+def _add_nothing_of(leaves: Sequence[Node], editor: Editor) -> None:
+    """Add the sum of no element of each leaf, which is 0, to something that is returned."""
+    end = editor.graph.output_node()
+    host = next((n for n in end.all_input_nodes if _can_be_replaced(n, editor)), None)
+    if host is None or not editor.legality.context(end).grad:
+        raise Refused(f"{leaves[0].name} would get no gradient")
+    with editor.graph.inserting_before(end):
+        result = host
+        for leaf in leaves:
+            flat = editor.make("flatten", (leaf,), {}, host, end)
+            nothing = editor.make("narrow", (flat, 0, 0, 0), {}, host, end)
+            zero = editor.make("sum", (nothing,), {"dtype": value_of(host).dtype}, host, end)
+            result = editor.make("add", (result, zero), {}, host, end)
+    end.replace_input_with(host, result)
+
+
+def _can_be_replaced(node: Node, editor: Editor) -> bool:
+    value = value_of(node)
+    if not requires_grad(value) or not isinstance(value, torch.Tensor):
+        return False
+    context = editor.legality.context(node)
+    return (
+        context.grad
+        and node.op not in ("placeholder", "get_attr")
+        and not editor.legality.is_pinned(value)
+    )
+
+
+def differentiated(graph: Graph, legality: Legality) -> set[Node]:
     """Nodes through which the backward pass goes if all that is returned gets a gradient."""
     found: set[Node] = set()
     memory: set[int] = set()  # what is read later on, and counts
     for node in reversed(graph.nodes):
         writes = effects_of(node).writes
         is_read = bool(writes) and not memory.isdisjoint(storages_of([*map(value_of, writes)]))
-        if node.op == "output" or node in found or is_read:
-            inputs = [n for n in node.all_input_nodes if _requires_grad(value_of(n))]
+        # A view made under no_grad requires a gradient, too, but passes none on.
+        passes = node.op == "output" or legality.context(node).grad
+        if passes and (node.op == "output" or node in found or is_read):
+            inputs = [n for n in _sources(node) if requires_grad(value_of(n))]
             found.update(inputs)
             memory |= storages_of([value_of(n) for n in inputs])
     return found
 
 
-def _requires_grad(value: Any) -> bool:
-    if isinstance(value, tuple | list):
-        return any(map(_requires_grad, value))
-    return isinstance(value, torch.Tensor) and value.requires_grad
+def _sources(node: Node) -> list[Node]:
+    """Inputs of which the value, not the shape alone, is read."""
+    target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    only_first = target.endswith(("_as", "_like"))
+    return node.all_input_nodes[:1] if only_first else node.all_input_nodes

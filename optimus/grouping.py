@@ -55,7 +55,7 @@ class GroupPass:
         self._reports = reports
         self._strict = strict
         self._patient = patient
-        self._differentiated = differentiated(editor.graph)
+        self._differentiated = differentiated(editor.graph, editor.legality)
 
     def run(self) -> None:
         """Merge what can be merged; the graph keeps its order if nothing can."""

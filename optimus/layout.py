@@ -28,7 +28,7 @@ def settle(editor: Editor) -> None:
     """
     if not editor.changed:
         return
-    copies: dict[Node, Node] = {}
+    copies: _Copies = {}
     for node in list(editor.graph.nodes):
         moved = editor.changed.get(node)
         if moved and node.op != "output":
@@ -37,11 +37,13 @@ def settle(editor: Editor) -> None:
     editor.legality.refresh_memory()
 
 
+_Copies = dict[tuple[Node, bool], Node]
+"""Restored inputs, by what they are copies of and the grad mode they were made under."""
 _Moved = Sequence[tuple[Node, Any]]
 """Inputs of a node that were put in place of another, each with the value that stood there."""
 
 
-def _settle_node(editor: Editor, node: Node, moved: _Moved, copies: dict[Node, Node]) -> None:
+def _settle_node(editor: Editor, node: Node, moved: _Moved, copies: _Copies) -> None:
     old_value = value_of(node)
     if _minds_layout(node):
         _restore_inputs(editor, node, moved, copies)
@@ -100,16 +102,17 @@ _LAYOUT_ATEN = {"aten::as_strided", "aten::as_strided_"}
 _TORCH_HOMES = ("torch", "torch._C._nn", "torch.functional", "torch.nn.functional", "_operator")
 
 
-def _restore_inputs(editor: Editor, node: Node, moved: _Moved, copies: dict[Node, Node]) -> None:
+def _restore_inputs(editor: Editor, node: Node, moved: _Moved, copies: _Copies) -> None:
     """Have `node` read copies laid out as its inputs were; readers of one input share its copy."""
     old_value = value_of(node)
     for source, before in moved:
         if not isinstance(before, torch.Tensor) or _same_layout(before, value_of(source), node):
             continue
-        if source not in copies or not same_strides(before, value_of(copies[source])):
+        key = (source, editor.legality.context(node).grad)
+        if key not in copies or not same_strides(before, value_of(copies[key])):
             with editor.graph.inserting_before(node):
-                copies[source] = restride(editor, source, before, place=node)
-        node.replace_input_with(source, copies[source])
+                copies[key] = restride(editor, source, before, place=node)
+        node.replace_input_with(source, copies[key])
     if storages_of(old_value) & storages_of([before for _, before in moved]):
         try:
             node.meta["example_value"] = editor.evaluate(node)

@@ -58,6 +58,13 @@ def evaluate(
     return value
 
 
+def requires_grad(value: Any) -> bool:
+    """Whether a value, or any part of it, requires a gradient."""
+    if isinstance(value, tuple | list):
+        return any(map(requires_grad, value))
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
 def same_type(one: Any, other: Any) -> bool:
     """Whether two values have equal shape, dtype, device and requires_grad (nested: each part)."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):

@@ -159,7 +159,8 @@ def matmul(x: Tensor) -> Outputs:
 
 PROGRAMS = [
     view, flat_view, custom_op, custom_op_later, as_strided, as_strided_method_on_view,
-    as_strided_at_offset, as_strided_function, as_strided_twice, views_twice, returned_twice, expanded, with_gaps,
+    as_strided_at_offset, as_strided_function, as_strided_twice, views_twice, returned_twice,
+    expanded, with_gaps,
     returned, returned_later, returned_view, two_views, masked,
     written_later, written_view, matmul,
 ]  # fmt: skip

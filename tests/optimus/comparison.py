@@ -1,0 +1,111 @@
+"""Comparing one random program under Optimus with eager mode."""
+
+from __future__ import annotations
+
+import torch
+
+from optimus.backend import OptimusBackend
+from optimus.outcome import Outcome, fact_difference, observe, value_difference
+from tests.optimus.program import Program
+
+NUM_TRIALS = 3
+"""A value is wrong if it is off for as many sets of inputs; a bit of rounding may tip a comparison
+on one of them."""
+
+
+class Discarded(Exception):
+    """A program that cannot be compared; the text says why."""
+
+
+def check(program: Program, inner: str, patterns: str = "all") -> None:
+    """Raise AssertionError if `program` does under `patterns` what it does not in eager mode."""
+    for trial in range(NUM_TRIALS):
+        difference = _difference(program, inner, patterns)
+        if difference is None:
+            return
+        if difference[1] or trial == NUM_TRIALS - 1:
+            raise AssertionError(f"{difference[0]} ({inner})\n{program}")
+        program.seed += 1000
+
+
+def _difference(program: Program, inner: str, patterns: str) -> tuple[str, bool] | None:
+    """What differs, and whether no rounding can explain it."""
+    try:
+        expected = run(program)
+    except Exception as error:
+        raise Discarded("eager refuses it") from error
+    backend = OptimusBackend(patterns, inner=inner, strict=True, verify=False)
+    try:
+        actual = run(program, backend)
+    except Exception as error:
+        _plain(program, inner)  # raises Discarded if that fails, too
+        return f"{type(error).__name__}: {str(error)[:2000]}", True
+    fallbacks = [graph.fallback for graph in backend.report.graphs if graph.fallback]
+    assert not fallbacks, fallbacks
+    if (reason := _facts(expected, actual)) is not None:
+        # A compiler's view of memory is not always eager's: F.dropout(x, p=0) is x itself in eager.
+        also = [_plain(program, kind) for kind in dict.fromkeys((inner, "aot_eager"))]
+        if all(_facts(expected, actual, plain) is not None for plain in also):
+            return reason, True
+    if (reason := _values(program, expected, actual)) is not None:
+        plain = _plain(program, inner)
+        # PyTorch itself draws other random numbers, or none, in a compiled program.
+        if _values(program, plain, actual) is not None:
+            return reason, False
+    return None
+
+
+def _facts(
+    expected: list[Outcome], actual: list[Outcome], also: list[Outcome] | None = None
+) -> str | None:
+    for i, (one, other) in enumerate(zip(expected, actual, strict=True)):
+        reason = fact_difference(one, other, also[i] if also else None)
+        if reason is not None:
+            return f"call {i}: {reason}"
+    return None
+
+
+def _values(program: Program, expected: list[Outcome], actual: list[Outcome]) -> str | None:
+    if all(value_difference(e, a, None) is None for e, a in zip(expected, actual, strict=True)):
+        return None
+    try:
+        reference = run(program, widen=True)
+    except Exception as error:
+        raise Discarded("there is no float64 reference") from error
+    coarse = program.autocast or "bfloat16" in str(program)
+    precision = torch.finfo(torch.bfloat16).eps if coarse else 0.0
+    for i, (e, a, r) in enumerate(zip(expected, actual, reference, strict=True)):
+        reason = value_difference(e, a, r, precision)
+        if reason is not None:
+            return f"call {i}: {reason}"
+    return None
+
+
+def _plain(program: Program, inner: str) -> list[Outcome]:
+    try:
+        return run(program, OptimusBackend("none", inner=inner))
+    except Exception as error:
+        raise Discarded("the plain compiler refuses it") from error
+
+
+def run(
+    program: Program, backend: OptimusBackend | None = None, widen: bool = False
+) -> list[Outcome]:
+    """One outcome for each batch, from one module."""
+    module = program.build(widen)
+    call = module
+    if backend is not None:
+        torch._dynamo.reset()
+        call = torch.compile(module, backend=backend)
+    outcomes: list[Outcome] = []
+    for batch in program.batches:
+        inputs = program.arguments(batch, widen)
+        if len(program.batches) > 1:
+            for tensor, spec in zip(inputs, program.inputs, strict=True):
+                if -1 in spec.shape:
+                    torch._dynamo.maybe_mark_dynamic(tensor, spec.shape.index(-1))
+        with program.context(widen):
+            outcomes.append(observe(module, inputs, call))
+        for parameter in module.parameters():
+            parameter.grad = None
+    return outcomes
