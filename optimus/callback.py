@@ -70,7 +70,7 @@ class OptimusCallback(Callback):
         summary_dir: Where optimus_summary.json and .html are written at the end; by default the
             logger's folder, else `default_root_dir`.
 
-    Logs, once a window: `qps` (samples a second over all ranks), `qps_p10`, `qps_p50` and `qps_p90`
+    Logs, at the end of a window and at most every `log_every_n_steps`: `qps` (samples a second over all ranks), `qps_p10`, `qps_p50` and `qps_p90`
     (of the single steps in the window), `optimus/qps_gain` and `optimus/peak_memory_gain`
     (fractions of the baseline; more is better for both), peak memory in MiB, kernels a step,
     recompiles, and compile seconds. A figure that could not be measured is not logged.
@@ -124,6 +124,7 @@ class OptimusCallback(Callback):
         self._stage = ""
         self._directory: Path | None = None
         self._told: set[str] = set()
+        self._logged_step = 0
 
     # ---- what came of it -------------------------------------------------------------------------
 
@@ -199,8 +200,8 @@ class OptimusCallback(Callback):
         """Measure the step and log what there is to log."""
         takeover = self._begin(trainer, pl_module)
         windows = takeover.end_step(batch)
-        for window in windows:
-            self._log(trainer, pl_module, window)
+        if windows and self._due(trainer, takeover):
+            self._log(trainer, pl_module, windows[-1])
         self._tell(trainer, bool(windows))
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -228,6 +229,7 @@ class OptimusCallback(Callback):
         trainer.print(f"Optimus: {summary.gain_line(self._begin(trainer, pl_module))}")
         self._write(trainer, "finished")
 
+    @_never_stops_training
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
@@ -313,17 +315,23 @@ class OptimusCallback(Callback):
             optimizers=lambda: optimizers_for_packs(trainer, pl_module, others),
         )
         self._told = set(saved.get("notes", ()))
+        self._logged_step = self._takeover.step
         return self._takeover
+
+    def _due(self, trainer: Trainer, takeover: Takeover) -> bool:
+        """Whether to log: logging more often than asked for may cost more than a step."""
+        since = takeover.step - self._logged_step
+        due = since >= trainer.log_every_n_steps or self._logged_step <= takeover.takeover_step
+        if due:
+            self._logged_step = takeover.step
+        return due
 
     def _metrics(self, window: Window) -> dict[str, float]:
         assert self._takeover is not None
         return summary.window_metrics(self._takeover, window)
 
     def _log(self, trainer: Trainer, pl_module: LightningModule, window: Window) -> None:
-        """To the loggers at once, and to the progress bar and `callback_metrics`.
-
-        Once a window and not every step: `self.log` costs more than a small model's step.
-        """
+        """To the loggers at once, and to the progress bar and `callback_metrics`."""
         metrics = self._metrics(window)
         self._to_loggers(trainer, metrics)
         for name, value in metrics.items():

@@ -96,22 +96,17 @@ class Recorder:
         now = self._open
         if now.compiled is not compiled:  # the targets were found in the phase's first step
             now.compiled = compiled
-        if now.probe is not None:  # the step before never ended
-            now.probe.stop()
-            now.probe = None
         now.meter.begin_step()
         now.seen = (compiled.graphs if compiled else 0, frames_compiled())
+        self._stop_counting(now)  # where the step before never ended
         if now.meter.steps_to_skip == 1 and now.record.kernels_per_step is None:
-            now.record.kernels_note = KernelProbe.unavailable(self._device)
-            if not now.record.kernels_note:
-                now.probe = KernelProbe()
+            self._start_counting(now)
 
     def _end_step(self, step: int, batch: Any) -> list[Window]:
         now = self._open
         if now is None:
             return []
-        kernels = now.probe.stop() if now.probe is not None else None
-        now.probe = None
+        kernels = self._stop_counting(now)
         graphs = now.compiled.graphs if now.compiled else 0
         compiled = now.seen != (graphs, frames_compiled())
         if kernels is not None and not compiled:
@@ -119,6 +114,26 @@ class Recorder:
         now.record.steps += 1
         now.meter.end_step(step, self._samples(batch, now.record), compiled)
         return self._read(False)
+
+    def _start_counting(self, now: _Open) -> None:
+        """Count the kernels of this step; a profiler that does not work costs that figure only."""
+        now.record.kernels_note = KernelProbe.unavailable(self._device)
+        if now.record.kernels_note:
+            return
+        try:
+            now.probe = KernelProbe()
+        except Exception as error:  # whatever a profiler may raise
+            now.record.kernels_note = f"not counted: {describe(error)}"
+
+    def _stop_counting(self, now: _Open) -> int | None:
+        probe, now.probe = now.probe, None
+        if probe is None:
+            return None
+        try:
+            return probe.stop()
+        except Exception as error:  # whatever a profiler may raise
+            now.record.kernels_note = f"not counted: {describe(error)}"
+            return None
 
     def _start(self, phase: PhaseName, step: int, compiled: CompiledTargets | None) -> _Open:
         release_memory(self._device)

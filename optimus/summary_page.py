@@ -10,7 +10,6 @@ from typing import Any
 from optimus.charts import Bar, Series, bars, short, timeline
 
 MIB = 2**20
-NAMES = {"baseline": "baseline", "optimised": "Optimus"}
 
 STYLE = """
 :root { color-scheme: light dark; --fg: #1c2330; --soft: #667085; --line: #d9dee7; --bg: #fff;
@@ -67,6 +66,12 @@ def page(summary: Mapping[str, Any]) -> str:
     )
 
 
+def _name(phase: Mapping[str, Any]) -> str:
+    if phase["name"] == "baseline":
+        return "baseline"
+    return "Optimus" if phase["runs"].startswith("Optimus") else "no pattern"
+
+
 def _section(title: str, content: str) -> str:
     return f"<h2>{title}</h2>\n{content}" if content else ""
 
@@ -109,7 +114,7 @@ def _throughput(summary: Mapping[str, Any]) -> str:
         if phase["rates"]:
             low, _, high = phase["rates"]
             text = f"{short(phase['rate'])} {phase['unit']}"
-            entries.append(Bar(NAMES[name], name, phase["rate"], text, low, high))
+            entries.append(Bar(_name(phase), name, phase["rate"], text, low, high))
     chart = bars(entries, "samples a second by phase")
     note = "Median of the windows; the line is their 10th to 90th percentile."
     return f'{chart}<p class="soft">{note}</p>' if chart else ""
@@ -118,7 +123,7 @@ def _throughput(summary: Mapping[str, Any]) -> str:
 def _over_the_run(summary: Mapping[str, Any]) -> str:
     series = [
         Series(
-            NAMES[name],
+            _name(phase),
             name,
             [
                 (
@@ -138,7 +143,7 @@ def _over_the_run(summary: Mapping[str, Any]) -> str:
 
 def _memory(summary: Mapping[str, Any]) -> str:
     entries = [
-        Bar(f"{NAMES[name]}, {kind}", name, size / MIB, f"{size / MIB:,.1f} MiB")
+        Bar(f"{_name(phase)}, {kind}", name, size / MIB, f"{size / MIB:,.1f} MiB")
         for name, phase in summary["phases"].items()
         for kind, size in phase["peak_memory"].items()
     ]
@@ -153,7 +158,7 @@ def _paragraphs(texts: Iterable[str]) -> str:
 def _phases(phases: Mapping[str, Any]) -> str:
     rows = [
         [
-            NAMES[name],
+            _name(phase),
             phase["runs"],
             phase["source"],
             _number(phase["steps"]),

@@ -197,12 +197,17 @@ class Takeover:
         if saved.get("version", STATE_VERSION) != STATE_VERSION:
             self.note("the checkpoint's Optimus state is of another version and was not used")
             return
+        try:
+            phases = {n: Phase.from_dict(plain) for n, plain in saved.get("phases", {}).items()}
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            self.note(f"the checkpoint's figures cannot be read: {describe(error)}")
+            phases = {}
+        for name, phase in phases.items():
+            phase.source = "checkpoint"
+            self.recorder.phases[name] = phase
         self.step = saved.get("step", 0)
         self.takeover_step = saved.get("takeover_step", self.takeover_step)
         self.notes += saved.get("notes", ())
-        for name, plain in saved.get("phases", {}).items():
-            phase = self.recorder.phases[name] = Phase.from_dict(plain)
-            phase.source = "checkpoint"
         if self.targets is None and saved.get("targets") is not None:
             self._restore_targets(saved["targets"])
 
@@ -229,6 +234,8 @@ class Takeover:
             self._drop_baseline()
         if phase not in self._compiled:
             self._compiled[phase] = self._compile(phase)
+        elif phase == "optimised":
+            self._pack_again()
         self._compiled[phase].install()
         self._installed = phase
 
@@ -248,21 +255,28 @@ class Takeover:
         targets = [] if eager else self.targets or []
         packing = None
         if phase == "optimised" and self.settings.packing:
-            packing = self._packing = self._new_packing()
+            packing = self._packing
+            self._pack_again()
         backend = cast("Any", self.settings.backend(phase, packing))
         return CompiledTargets(targets, backend, phase, self.settings.dynamic)
 
-    def _new_packing(self) -> Packing:
-        self._unpack()
+    def _pack_again(self) -> None:
+        """Have packs adopted by the optimizers of this run, those made before and new ones."""
         optimizers = self._optimizers()
-        if not optimizers:
-            return Packing()
-        self._packer = PackedOptimizer(optimizers)
-        return Packing(adopt=self._packer.adopt)
+        self._packer = PackedOptimizer(optimizers) if optimizers else None
+        self._packing.adopt = self._packer.adopt if self._packer is not None else None
+        for pack in self._packing.packs:
+            pack.restore()
+            if self._packing.adopt is not None:
+                self._packing.adopt(pack)
 
     def _unpack(self) -> None:
-        """Give the parameters and the optimizers' state the places they had."""
+        """Give the parameters and the optimizers' state the places they had.
+
+        The packs are kept: compiled graphs take them, and may be called again.
+        """
         if self._packer is not None:
             self._packer.release()
             self._packer = None
-        self._packing.dissolve()
+        for pack in self._packing.packs:
+            pack.dissolve()

@@ -119,6 +119,16 @@ def test_losses_are_those_of_plain_training(tmp_path: Path) -> None:
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
+def test_random_numbers_are_those_of_plain_training(tmp_path: Path) -> None:
+    """Neither looking at a step nor checking a rewritten graph draws any."""
+    losses = []
+    for name, callbacks in (("plain", ()), ("optimus", (optimus(),))):
+        torch.manual_seed(1)
+        trainer(tmp_path / name, *callbacks).fit(SubmodulesCalled(), loader(16))
+        losses.append(logged(tmp_path / name, "mse"))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
 @pytest.mark.parametrize(
     ("given", "phases", "note"),
     [

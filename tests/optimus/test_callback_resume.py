@@ -37,6 +37,13 @@ def optimus(**given: Any) -> OptimusCallback:
     return OptimusCallback(**(defaults | given))
 
 
+class WithAdam(Regressor):
+    """Its optimizer has a state, which is in packs while they last."""
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.parameters(), 0.01)
+
+
 class Phases(pl.Callback):
     """The phase of each training step, by its number in the run, and its loss."""
 
@@ -60,7 +67,7 @@ def run(path: Path, callback: OptimusCallback, stop: int = -1, resume: Any = Non
     phases = Phases(callback)
     saved = ModelCheckpoint(path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
     fit = trainer(path, callback, phases, saved, enable_checkpointing=True, max_steps=stop)
-    fit.fit(Regressor(), ResumableLoader(BATCHES), ckpt_path=resume)  # type: ignore[arg-type]
+    fit.fit(WithAdam(), ResumableLoader(BATCHES), ckpt_path=resume)  # type: ignore[arg-type]
     return phases
 
 
@@ -172,6 +179,27 @@ def test_fitting_twice_goes_on_with_the_optimised_graph(tmp_path: Path) -> None:
     assert found["steps"] == 24
     assert found["phases"]["optimised"]["graphs"] == graphs, "nothing is compiled again"
     assert found["phases"]["optimised"]["steps"] == 14
+
+
+def test_parameters_have_memory_of_their_own_after_each_run(tmp_path: Path) -> None:
+    """Packed while a run lasts, also in one that uses graphs of an earlier one."""
+
+    class Storages(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any, **__: Any) -> None:
+            self.during = len({p.untyped_storage().data_ptr() for p in pl_module.parameters()})
+
+    callback, module, storages = optimus(), Regressor(), Storages()
+    count = len(list(module.parameters()))
+    for _ in range(2):
+        trainer(tmp_path, callback, storages).fit(module, loader(16))
+        assert storages.during < count
+        assert len({p.untyped_storage().data_ptr() for p in module.parameters()}) == count
+        before = {name: p.clone() for name, p in module.state_dict().items()}
+        data = loader(1)
+        predicted: Any = trainer(tmp_path, callback).predict(module, data)
+        assert torch.allclose(predicted[0], module(next(iter(data))[0]), rtol=1e-5)
+        assert len({p.untyped_storage().data_ptr() for p in module.parameters()}) == count
+        assert all(torch.equal(p, before[name]) for name, p in module.state_dict().items())
 
 
 def test_fitting_another_module_begins_anew(tmp_path: Path) -> None:
