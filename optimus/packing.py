@@ -136,8 +136,7 @@ class Packing:
         used = [p for p in self.packs if any(id(x) in _ids(p.parameters) for x in inputs)]
         if not used:
             return module, list(inputs), lambda compiled: compiled
-        wholes = [p.whole.detach().requires_grad_(p.parameters[0].requires_grad) for p in used]
-        kept = _substitute(module.graph, used, wholes, given)
+        wholes, kept = _substitute(module.graph, used, given)
         module.recompile()
         return module, [*wholes, *(inputs[i] for i in kept)], _Calls(used, kept).wrap
 
@@ -231,31 +230,35 @@ def _make_pack(parameters: Sequence[nn.Parameter], stacked: bool) -> Pack:
 
 
 def _substitute(
-    graph: Graph, packs: Sequence[Pack], wholes: Sequence[torch.Tensor], given: dict[Node, Any]
-) -> list[int]:
+    graph: Graph, packs: Sequence[Pack], given: dict[Node, Any]
+) -> tuple[list[torch.Tensor], list[int]]:
     """Replace placeholders of packed parameters by placeholders of packs.
 
-    Returns the positions of the placeholders that stay, in order; packs come before them.
+    Returns example inputs for the packs, which come first, and the positions of the placeholders
+    that stay, in order.
     """
     by_id = {id(x): node for node, x in given.items()}
-    placeholders = _whole_placeholders(graph, wholes)
+    placeholders = _whole_placeholders(graph, packs)
     for pack, whole in zip(packs, placeholders, strict=True):
         _use_whole(graph, whole, [by_id.get(id(p)) for p in pack.parameters], pack)
     gone = {node for node, x in given.items() if any(id(x) in _ids(p.parameters) for p in packs)}
     for node in gone:
         graph.erase_node(node)
-    return [i for i, node in enumerate(given) if node not in gone]
+    wholes = [whole.meta["example_value"] for whole in placeholders]
+    return wholes, [i for i, node in enumerate(given) if node not in gone]
 
 
-def _whole_placeholders(graph: Graph, wholes: Sequence[torch.Tensor]) -> list[Node]:
+def _whole_placeholders(graph: Graph, packs: Sequence[Pack]) -> list[Node]:
     mode = fake_mode_of(graph)
     made: list[Node] = []
     with graph.inserting_before(next(iter(graph.nodes))):
-        for position, whole in enumerate(wholes):
+        for position, pack in enumerate(packs):
             node = graph.placeholder(f"optimus_pack_{position}")
-            # The mode remembers this value for `whole`: static sizes, as parameters have them.
-            static = mode.from_tensor(whole, static_shapes=True) if mode is not None else whole
-            node.meta["example_value"] = static
+            value = pack.whole.detach().requires_grad_(pack.parameters[0].requires_grad)
+            # Fake with static sizes, as those of parameters are: given the data, the compiler would
+            # make the sizes dynamic, and could not tell by which input to guard them.
+            fake = mode.from_tensor(value, static_shapes=True) if mode is not None else value
+            node.meta["example_value"] = fake
             # As Dynamo marks parameters: the address stays, so CUDA graphs need not copy it.
             node.meta["tensor_dict"] = {"_dynamo_static_input_type": "unguarded"}
             made.append(node)

@@ -5,7 +5,8 @@ After:  `flatten(x, 1, 2)`; `flatten(transpose(unflatten(x, 1, (n, 8)), 0, 1), 0
 
 Gains: one copy instead of n, or none where the elements are in order. Costs: none.
 Needs: parts of equal size side by side, in their order. Beside other tensors they are joined first
-only where that makes no copy and they are used nowhere else.
+where they are used nowhere else and that makes no copy, or where they are many: the compiler runs a
+kernel for every part of a cat, while it computes the copy where the cat reads it.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ from optimus.axes import moved, permute
 from optimus.editor import Editor
 from optimus.legality import tensor_of
 from optimus.pattern import Example, Match, Miss, Pattern
-from optimus.patterns.vertical.cancel_split_cat import used_once
 from optimus.pieces import Run, joined_by, open_run, runs_of
+from optimus.uses import used_once
 
 
 @dataclass(frozen=True)
 class MergeUnbindCat(Pattern):
-    """See the module's text."""
+    """See the module's text. `fewest_beside_others`: how many parts make a copy worth it."""
+
+    fewest_beside_others: int = 4
 
     anchors = ("cat",)
     family = "vertical"
@@ -41,13 +44,18 @@ class MergeUnbindCat(Pattern):
         parts: list[Run | Node] = []
         for run, members in runs:
             across = run is not None and len(members) > 1 and (run.dropped or run.dim != dim)
-            if run is not None and across and (len(runs) == 1 or _is_free(run, members, dim)):
+            if run is not None and across and (len(runs) == 1 or self._pays(run, members, dim)):
                 parts.append(run)
             else:
                 parts += members
         if len(parts) == len(nodes):
             return Miss("no parts of one tensor side by side, cut along another dimension")
         return Match((node,), values={"parts": parts, "dim": dim})
+
+    def _pays(self, run: Run, nodes: Sequence[Node], dim: int) -> bool:
+        """Whether to join the run before it is joined with others."""
+        makes_no_copy = run.dropped and run.dim == dim
+        return used_once(nodes) and (makes_no_copy or len(nodes) >= self.fewest_beside_others)
 
     def rewrite(self, match: Match, edit: Editor) -> None:
         dim = match["dim"]
@@ -62,11 +70,6 @@ class MergeUnbindCat(Pattern):
             Example("across", lambda: (_Across([0, 1, 2]), (x,)), fires=3, exact=True),
             Example("order", lambda: (_Across([1, 0, 2]), (x,)), fires=0, exact=True),
         )
-
-
-def _is_free(run: Run, nodes: Sequence[Node], dim: int) -> bool:
-    """Whether flattening the run makes no copy that is worth less than what it spares."""
-    return run.dropped and run.dim == dim and used_once(nodes)
 
 
 def _flat(edit: Editor, run: Run, dim: int) -> Node:
