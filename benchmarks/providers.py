@@ -28,19 +28,27 @@ class Job:
     amp: bool
     notes: list[str] = field(default_factory=list[str])
 
-    def loss(self) -> Tensor:
-        """Mean binary cross-entropy over batch and tasks."""
+    def logits(self) -> Tensor:
+        """The forward pass."""
         with autocast(self.labels.device, self.amp):
-            logits = self.forward(*self.inputs)
-        return nn.functional.binary_cross_entropy_with_logits(logits.float(), self.labels)
+            return self.forward(*self.inputs)
 
-    def step(self) -> None:
-        """One training step; gradients of the inputs are dropped, as those of tables would be."""
+    def learn(self, logits: Tensor) -> None:
+        """Backward from the mean binary cross-entropy over batch and tasks, and the optimizer."""
+        loss = nn.functional.binary_cross_entropy_with_logits(logits.float(), self.labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+
+    def forget(self) -> None:
+        """Drop all gradients, those of the inputs as well, as those of tables would be."""
         self.optimizer.zero_grad(set_to_none=True)
         for tensor in self.inputs:
             tensor.grad = None
-        self.loss().backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
+
+    def step(self) -> None:
+        """One training step."""
+        self.forget()
+        self.learn(self.logits())
 
 
 def autocast(device: torch.device, enabled: bool) -> AbstractContextManager[Any]:
