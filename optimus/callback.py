@@ -70,10 +70,11 @@ class OptimusCallback(Callback):
         summary_dir: Where optimus_summary.json and .html are written at the end; by default the
             logger's folder, else `default_root_dir`.
 
-    Logs, at the end of a window and at most every `log_every_n_steps`: `qps` (samples a second over all ranks), `qps_p10`, `qps_p50` and `qps_p90`
-    (of the single steps in the window), `optimus/qps_gain` and `optimus/peak_memory_gain`
-    (fractions of the baseline; more is better for both), peak memory in MiB, kernels a step,
-    recompiles, and compile seconds. A figure that could not be measured is not logged.
+    Logs, at the end of a window and at most every `log_every_n_steps`: `qps` (samples a second over
+    all ranks), `qps_p10`, `qps_p50` and `qps_p90` (of the single steps in the window),
+    `optimus/qps_gain` and `optimus/peak_memory_gain` (fractions of the baseline; more is better for
+    both), peak memory in MiB, kernels a step, recompiles, and compile seconds. A figure that could
+    not be measured is not logged.
 
     Raises ValueError for anything that is misspelt, before training begins.
     """
@@ -320,8 +321,9 @@ class OptimusCallback(Callback):
 
     def _due(self, trainer: Trainer, takeover: Takeover) -> bool:
         """Whether to log: logging more often than asked for may cost more than a step."""
+        every = getattr(trainer, "log_every_n_steps", 50)
         since = takeover.step - self._logged_step
-        due = since >= trainer.log_every_n_steps or self._logged_step <= takeover.takeover_step
+        due = since >= every or self._logged_step <= takeover.takeover_step
         if due:
             self._logged_step = takeover.step
         return due
