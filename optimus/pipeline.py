@@ -23,10 +23,75 @@ from optimus.patterns.horizontal.join_shared_weight_linears import JoinSharedWei
 from optimus.patterns.horizontal.sum_matrix_vector_products import SumMatrixVectorProducts
 from optimus.patterns.horizontal.widen_shared_input_linears import WidenSharedInputLinears
 from optimus.patterns.normalize.canonicalize_calls import CanonicalizeCalls
+from optimus.patterns.normalize.count_dims_from_front import CountDimsFromFront
+from optimus.patterns.normalize.lower_einsum_to_gemm import LowerEinsumToGemm
+from optimus.patterns.normalize.lower_index_to_narrow import LowerIndexToNarrow
+from optimus.patterns.normalize.lower_joins_to_cat import LowerJoinsToCat
+from optimus.patterns.normalize.lower_matmul_to_linear import LowerMatmulToLinear
+from optimus.patterns.normalize.lower_moves_to_permute import LowerMovesToPermute
+from optimus.patterns.normalize.lower_parts_to_split import LowerPartsToSplit
+from optimus.patterns.normalize.lower_unsqueezed_cat_to_stack import LowerUnsqueezedCatToStack
+from optimus.patterns.normalize.merge_selects_to_unbind import MergeSelectsToUnbind
+from optimus.patterns.normalize.merge_slices_to_split import MergeSlicesToSplit
+from optimus.patterns.normalize.remove_inactive_dropout import RemoveInactiveDropout
+from optimus.patterns.vertical.cancel_cat_split import CancelCatSplit
+from optimus.patterns.vertical.cancel_split_cat import CancelSplitCat
+from optimus.patterns.vertical.cancel_stack_unbind import CancelStackUnbind
+from optimus.patterns.vertical.cancel_unbind_stack import CancelUnbindStack
+from optimus.patterns.vertical.compose_permutes import ComposePermutes
+from optimus.patterns.vertical.drop_unused_pieces import DropUnusedPieces
+from optimus.patterns.vertical.fold_bias_into_linear import FoldBiasIntoLinear
+from optimus.patterns.vertical.merge_duplicates import MergeDuplicates
+from optimus.patterns.vertical.merge_nested_cats import MergeNestedCats
+from optimus.patterns.vertical.merge_nested_splits import MergeNestedSplits
+from optimus.patterns.vertical.merge_reshapes import MergeReshapes
+from optimus.patterns.vertical.merge_runs_in_stack import MergeRunsInStack
+from optimus.patterns.vertical.merge_split_stack import MergeSplitStack
+from optimus.patterns.vertical.merge_unbind_cat import MergeUnbindCat
+from optimus.patterns.vertical.move_reshape_out_of_stack import MoveReshapeOutOfStack
+from optimus.patterns.vertical.remove_noops import RemoveNoops
+from optimus.patterns.vertical.remove_single_parts import RemoveSingleParts
 
 PIPELINE: tuple[Phase, ...] = (
-    Phase("normalize", (CanonicalizeCalls(),)),
-    Phase("vertical", ()),
+    Phase(
+        "normalize",
+        (
+            CanonicalizeCalls(),
+            RemoveInactiveDropout(),
+            LowerPartsToSplit(),
+            LowerIndexToNarrow(),
+            LowerJoinsToCat(),
+            LowerMovesToPermute(),
+            CountDimsFromFront(),
+            LowerUnsqueezedCatToStack(),
+            LowerEinsumToGemm(),
+            LowerMatmulToLinear(),
+            MergeSlicesToSplit(),
+            MergeSelectsToUnbind(),
+        ),
+    ),
+    Phase(
+        "vertical",
+        (
+            RemoveNoops(),
+            MergeDuplicates(),
+            RemoveSingleParts(),
+            MergeReshapes(),
+            ComposePermutes(),
+            MergeNestedSplits(),
+            MergeNestedCats(),
+            CancelSplitCat(),
+            CancelCatSplit(),
+            CancelStackUnbind(),
+            CancelUnbindStack(),
+            MergeSplitStack(),
+            MergeUnbindCat(),
+            MoveReshapeOutOfStack(),
+            MergeRunsInStack(),
+            FoldBiasIntoLinear(),
+            DropUnusedPieces(),
+        ),
+    ),
     Phase(
         "horizontal",
         (

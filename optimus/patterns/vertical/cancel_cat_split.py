@@ -19,15 +19,8 @@ from torch.fx import Node
 
 from optimus.editor import Editor
 from optimus.pattern import Example, Match, Miss, Pattern
-from optimus.pieces import (
-    Piece,
-    direct_piece,
-    items_of,
-    joined_by,
-    parting_of,
-    sizes_of,
-    take,
-)
+from optimus.pieces import Piece, joined_by, parting_of, sizes_of, take
+from optimus.uses import keeps_type, parts_taken
 
 
 @dataclass(frozen=True)
@@ -51,8 +44,9 @@ class CancelCatSplit(Pattern):
             return Miss("no part of it is taken along its dimension")
         made = {item: list(_cover(piece, parts, sizes)) for item, piece in taken.items()}
         copied = sum(piece.size for item, piece in taken.items() if len(made[item]) > 1)
-        if others or copied > sum(sizes):
-            made = {item: cover for item, cover in made.items() if _is_whole(cover, sizes, parts)}
+        kept = {item: cover for item, cover in made.items() if keeps_type(item, cover)}
+        if others or copied > sum(sizes) or len(kept) < len(made):
+            made = {item: cover for item, cover in kept.items() if _is_whole(cover, sizes, parts)}
         if not made:
             return Miss("no part is one that was put together, and the whole is used, too")
         nodes = (node, *made, *(user for user in node.users if parting_of(user)))
@@ -75,24 +69,6 @@ class CancelCatSplit(Pattern):
             Example("joints", lambda: (_Cut([3, 5]), (x, y)), fires=1, exact=True),
             Example("used whole", lambda: (_Cut([2, 6], whole=True), (x, y)), fires=0),
         )
-
-
-def parts_taken(node: Node, dim: int) -> tuple[dict[Node, Piece], bool]:
-    """What is taken of `node` along `dim`, and whether it is used in any other way, too."""
-    taken: dict[Node, Piece] = {}
-    others = False
-    for user in node.users:
-        parting, piece = parting_of(user), direct_piece(user)
-        items = items_of(user) if parting is not None and parting.dim == dim else None
-        if parting is not None and items is not None:
-            for index, ends in items.items():
-                taken |= dict.fromkeys(ends, parting.piece(index))
-        elif piece is not None and piece.dim == dim:
-            taken[user] = piece
-        else:
-            others = True
-    wide = {user: piece for user, piece in taken.items() if piece.size}
-    return wide, others or len(wide) < len(taken)
 
 
 def _cover(piece: Piece, parts: Sequence[Node], sizes: Sequence[int]) -> Iterator[Piece]:

@@ -19,6 +19,7 @@ from torch.fx import Node
 from optimus.editor import Editor
 from optimus.pattern import Example, Match, Miss, Pattern
 from optimus.pieces import Piece, joined_by, regions_of, take
+from optimus.uses import used_once
 
 
 @dataclass(frozen=True)
@@ -57,12 +58,6 @@ class CancelSplitCat(Pattern):
             Example("whole", lambda: (_Joined([[0, 1]]), (x,)), fires=1, exact=True),
             Example("order", lambda: (_Joined([[1, 0], [2, 1]]), (x,)), fires=0, exact=True),
         )
-
-
-def used_once(nodes: Sequence[Node]) -> bool:
-    """Whether no node has another user. A part that is used elsewhere, too, would get a second
-    gradient as large as its source."""
-    return all(len(node.users) == 1 for node in nodes)
 
 
 class _Joined(torch.nn.Module):

@@ -18,8 +18,8 @@ from torch.fx import Node
 
 from optimus.editor import Editor
 from optimus.pattern import Example, Match, Miss, Pattern
-from optimus.patterns.vertical.cancel_cat_split import parts_taken
 from optimus.pieces import Piece, joined_by, parting_of
+from optimus.uses import keeps_type, parts_taken
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,9 @@ class CancelStackUnbind(Pattern):
         parts, dim = joined
         taken, others = parts_taken(node, dim)
         copied = sum(piece.size for piece in taken.values() if not piece.dropped)
-        if others or copied > len(parts):
-            taken = {item: piece for item, piece in taken.items() if piece.dropped}
+        kept = {item: piece for item, piece in taken.items() if _keeps_type(item, piece, parts)}
+        if others or copied > len(parts) or len(kept) < len(taken):
+            taken = {item: piece for item, piece in kept.items() if piece.dropped}
         if not taken:
             return Miss("no place of it is taken along its dimension, or the whole is used, too")
         nodes = (node, *taken, *(user for user in node.users if parting_of(user)))
@@ -55,6 +56,11 @@ class CancelStackUnbind(Pattern):
             Example("places", lambda: (_Places(1), (x, y)), fires=1, exact=True),
             Example("other dimension", lambda: (_Places(2), (x, y)), fires=0, exact=True),
         )
+
+
+def _keeps_type(item: Node, piece: Piece, parts: Sequence[Node]) -> bool:
+    cover = [Piece(part, piece.dim, 0, 1) for part in parts[piece.start : piece.stop]]
+    return keeps_type(item, cover)
 
 
 def _part(edit: Editor, piece: Piece, parts: Sequence[Node]) -> Node:

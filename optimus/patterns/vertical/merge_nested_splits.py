@@ -19,8 +19,8 @@ from torch.fx import Node
 
 from optimus.editor import Editor
 from optimus.pattern import Example, Match, Miss, Pattern
-from optimus.patterns.vertical.cancel_cat_split import parts_taken
 from optimus.pieces import Piece, cut, direct_piece, items_of, parting_of
+from optimus.uses import parts_taken
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from torch.fx import Node
 
 from optimus.editor import Editor
 from optimus.pattern import Example, Match, Miss, Pattern
-from optimus.patterns.vertical.cancel_split_cat import used_once
 from optimus.pieces import joined_by, runs_of, stack
+from optimus.uses import used_once
 
 
 @dataclass(frozen=True)
