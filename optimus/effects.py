@@ -72,7 +72,14 @@ def _function_effects(node: Node, target: Callable[..., Any]) -> Effects:
         writes += _tensors(node.args[:1])
     if inspect.isfunction(target):
         writes += _flagged_writes(node, target)
-    return Effects(writes, is_random(name))
+    return Effects(writes, is_random(name) and not _is_attention_without_dropout(node, name))
+
+
+def _is_attention_without_dropout(node: Node, name: str) -> bool:
+    if name != "scaled_dot_product_attention":
+        return False
+    probability = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
+    return isinstance(probability, int | float) and probability == 0
 
 
 def _packet_effects(node: Node, packet: torch._ops.OpOverloadPacket) -> Effects:
@@ -84,7 +91,8 @@ def _packet_effects(node: Node, packet: torch._ops.OpOverloadPacket) -> Effects:
 
 
 def _schema_effects(node: Node, schema: torch.FunctionSchema, random: bool) -> Effects:
-    if schema.name.removeprefix("aten::") in _LYING_KERNELS:
+    name = schema.name.removeprefix("aten::")
+    if name in _LYING_KERNELS or _is_check(name):
         return _unknown(node)
     writes: tuple[Node, ...] = ()
     for position, argument in enumerate(schema.arguments):
@@ -204,8 +212,12 @@ _PURE_BUILTINS: set[Any] = {getattr, len, max, min, abs, int, float, bool, slice
 def _is_opaque(target: Callable[..., Any], name: str) -> bool:
     if name in _LYING_KERNELS:  # torch.nn.functional's say what they write by their flags
         return not inspect.isfunction(target)
-    # A check is kept for its effect, which is to raise.
-    return name in _OPAQUE_FUNCTIONS or "assert" in name or name.startswith("_check")
+    return name in _OPAQUE_FUNCTIONS or _is_check(name)
+
+
+def _is_check(name: str) -> bool:
+    """A check is kept for its effect, which is to raise."""
+    return "assert" in name or name.startswith(("_check", "sym_constrain"))
 
 
 def _known_pure_home(target: Callable[..., Any]) -> bool:
