@@ -99,10 +99,11 @@ class RecMetrics(Metric):
         }
 
     def _auc(self) -> Tensor:
-        negatives, positives = self.histogram.double()
+        negatives, positives = self.histogram
+        # Of integers, because CUDA has no deterministic cumsum of floats.
         below = negatives.cumsum(dim=1) - negatives
-        pairs = negatives.sum(dim=1) * positives.sum(dim=1)
-        return (positives * (below + negatives / 2)).sum(dim=1) / pairs
+        pairs = negatives.sum(dim=1).double() * positives.sum(dim=1)
+        return (positives * (below + negatives.double() / 2)).sum(dim=1) / pairs
 
 
 def flatten(

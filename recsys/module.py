@@ -116,7 +116,8 @@ class RecModule(LightningModule):
         loss = self.loss(logits, batch.labels)
         self.train_window.add(self.global_step, loss, logits, batch.labels)
         if self._is_log_step(batch_idx):
-            self._log(self._close_window() | {"train/loss": loss.detach().cpu()}, on_step=True)
+            self._log({"train/loss": loss.detach().cpu()} | self._train_metrics(), on_step=True)
+            self.train_window.reset()
         return loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
@@ -137,8 +138,8 @@ class RecModule(LightningModule):
         steps_now = (batch_idx + 1) % every == 0 or trainer.is_last_batch
         return steps_now and (self.global_step + 1) % self._log_every_n_steps == 0
 
-    def _close_window(self) -> dict[str, Tensor]:
-        """Metrics of the training steps since the last call; none when there were none."""
+    def _train_metrics(self) -> dict[str, Tensor]:
+        """Metrics of the training steps since the last log. Raises NonFiniteError."""
         if not len(self.train_window):
             return {}
         values = self.train_window.compute()
@@ -146,7 +147,6 @@ class RecModule(LightningModule):
         # Summed over all ranks, so that all of them stop, not the one with the bad batch alone.
         if not math.isfinite(flat["train/logloss"]):
             raise NonFiniteError(self._explain_loss())
-        self.train_window.reset()
         return flat
 
     def _log(self, values: Mapping[str, Tensor], on_step: bool) -> None:
@@ -155,12 +155,12 @@ class RecModule(LightningModule):
             self.log(name, value, prog_bar=on_bar, on_step=on_step, on_epoch=not on_step)
 
     def on_train_epoch_end(self) -> None:
-        self._close_window()
+        self._train_metrics()
 
     def on_validation_start(self) -> None:
         # A bad loss is reported as one, and before time is spent on validating such weights.
         if self.trainer.state.fn == "fit":
-            self._close_window()
+            self._train_metrics()
 
     def on_validation_epoch_end(self) -> None:
         self._log_epoch(self.val_metrics, "val")

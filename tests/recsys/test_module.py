@@ -29,11 +29,13 @@ ROOT = Path(__file__).parents[2]
 SMALL = {"embedding_dim": 8, "bottom_layers": (16,), "over_layers": (16,)}
 
 
-def fit(folder: Path, module: RecModule, *callbacks: Callback, **trainer: Any) -> dict[str, float]:
+def fit(
+    folder: Path, module: RecModule, *callbacks: Callback, num_rows: int = 800, **trainer: Any
+) -> dict[str, float]:
     """What was logged last under each name."""
     seed_everything(1, verbose=False)
     trained = make_trainer(folder, *callbacks, **trainer)
-    trained.fit(module, datamodule=TinyData(num_rows=800))
+    trained.fit(module, datamodule=TinyData(num_rows=num_rows))
     return {name: float(value) for name, value in trained.callback_metrics.items()}
 
 
@@ -96,8 +98,9 @@ def test_training_metrics_cover_the_steps_since_the_last_log(tmp_path: Path) -> 
         def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
             losses.append(float(args[2]["loss"]))
 
+    # 10 batches an epoch, and a validation in the third window.
     logger = CSVLogger(tmp_path)
-    fit(tmp_path, make_module(), Losses(), logger=logger, max_steps=12, limit_val_batches=0)
+    fit(tmp_path, make_module(), Losses(), num_rows=160, logger=logger, max_steps=12)
     with (Path(logger.log_dir) / "metrics.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["train/loss"]]
     assert [int(row["step"]) for row in rows] == [3, 7, 11]
