@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
+import os
+import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 from hydra.utils import instantiate
 from lightning.pytorch import Callback, LightningDataModule, Trainer
 from omegaconf import DictConfig, OmegaConf
@@ -32,7 +36,9 @@ def build_module(cfg: DictConfig, datamodule: Any) -> RecModule:
 def build_datamodule(cfg: DictConfig) -> LightningDataModule:
     """The data module, its data prepared so far that the schema is known."""
     datamodule: LightningDataModule = instantiate(cfg.data)
-    datamodule.prepare_data()
+    # The ranks of a distributed run come here one by one; those behind the first find all done.
+    with FileLock(_lock_for(Path(cfg.paths.data))):
+        datamodule.prepare_data()
     datamodule.setup("fit")
     return datamodule
 
@@ -78,6 +84,12 @@ def best_path(trainer: Trainer) -> str | None:
 def logged(trainer: Trainer) -> dict[str, float]:
     """The last value of every metric as a plain number."""
     return {name: float(value) for name, value in trainer.callback_metrics.items()}
+
+
+def _lock_for(folder: Path) -> Path:
+    """A lock file outside `folder`, which is only made when there is something to put there."""
+    digest = hashlib.sha1(str(folder.absolute()).encode(), usedforsecurity=False).hexdigest()
+    return Path(tempfile.gettempdir()) / f"optimus-{os.getuid()}-{digest[:12]}.lock"
 
 
 def _nearest_checkpoints(cfg: DictConfig, path: Path) -> str:

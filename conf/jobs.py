@@ -23,6 +23,7 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
+from lightning.pytorch.utilities import rank_zero_only
 
 RESULT = "result.json"
 
@@ -68,7 +69,7 @@ class Result:
 
 @contextlib.contextmanager
 def recorded(folder: Path) -> Iterator[Result]:
-    """Write the result of the block into `folder`, also when it raises."""
+    """Write the result of the block into `folder`, also when it raises; on rank 0 only."""
     result, began = Result(), time.monotonic()
     try:
         yield result
@@ -79,7 +80,8 @@ def recorded(folder: Path) -> Iterator[Result]:
         result.seconds = round(time.monotonic() - began, 3)
         # A full disk may be why the run ended: its error is the one to show.
         with contextlib.suppress(OSError):
-            result.write(folder)
+            if getattr(rank_zero_only, "rank", 0) == 0:
+                result.write(folder)
 
 
 def describe(error: BaseException) -> str:
