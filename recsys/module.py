@@ -154,6 +154,9 @@ class RecModule(LightningModule):
             on_bar = name in _ON_PROGRESS_BAR
             self.log(name, value, prog_bar=on_bar, on_step=on_step, on_epoch=not on_step)
 
+    def on_train_start(self) -> None:
+        self.train_window.reset()
+
     def on_train_epoch_end(self) -> None:
         self._train_metrics()
 
@@ -196,10 +199,8 @@ class RecModule(LightningModule):
             },
         }
 
-    # Checkpoints
-
     def _choose_gradients(self) -> None:
-        """Sparse gradients for large tables where that is faster and changes no result."""
+        """Sparse gradients for large tables, where they are faster and change rounding at most."""
         trainer = self.trainer
         # Neither clipping by norm nor NCCL's all-reduce takes sparse gradients.
         possible = not trainer.gradient_clip_val and trainer.world_size == 1
@@ -213,6 +214,8 @@ class RecModule(LightningModule):
             # Said explicitly, or PyTorch warns that these checks are off by default.
             torch.sparse.check_sparse_tensor_invariants.disable()
             rank_zero_info(f"Sparse gradients for the large tables {', '.join(tables)}")
+
+    # Checkpoints
 
     def setup(self, stage: str) -> None:
         if stage == "fit":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -149,6 +150,11 @@ class OptimizerConfig:
 
     def schedule(self, total_steps: float) -> WarmupPolyDecay:
         """The learning rate's factor by step; `total_steps` serves decay_steps=-1."""
+        if self.decay_steps == -1 and math.isinf(total_steps):
+            raise ValueError(
+                f"{self.name}: decay_steps=-1 decays until the end of training, which is not "
+                "known: set max_epochs or max_steps, or give a number of steps"
+            )
         start = self.warmup_steps if self.decay_start is None else self.decay_start
         steps = max(1, int(total_steps) - start) if self.decay_steps == -1 else self.decay_steps
         return WarmupPolyDecay(self.warmup_steps, start, steps, self.decay_power)

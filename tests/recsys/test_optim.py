@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import math
 import pickle
 
 import pytest
@@ -190,6 +191,11 @@ def test_decay_over_all_of_training_and_no_decay_at_all() -> None:
     linear = OptimizerConfig("sgd", 1.0, warmup_steps=2, decay_steps=-1, decay_power=1.0)
     assert rates(linear, 6, total=6) == pytest.approx([0.5, 1, 1, 0.75, 0.5, 0.25])
     assert rates(OptimizerConfig("sgd", 1.0), 3) == [1.0, 1.0, 1.0]
+
+
+def test_decay_until_an_end_that_is_not_known_is_refused() -> None:
+    with pytest.raises(ValueError, match="set max_epochs or max_steps"):
+        OptimizerConfig("sgd", decay_steps=-1).schedule(math.inf)
 
 
 def test_schedules_of_the_groups_are_apart_and_survive_a_checkpoint() -> None:
