@@ -116,7 +116,8 @@ def write_text(path: Path, rows: int) -> Path:
         integers = [str(int(x)) for x in np.expm1(rng.normal(3, 2, 13)).clip(0)]
         words = [f"{int(x):08x}" for x in rng.integers(0, 2**32, 26)]
         cells = [
-            cell if keep else "" for cell, keep in zip([*integers, *words], rng.random(39) > 0.15)
+            cell if keep else ""
+            for cell, keep in zip([*integers, *words], rng.random(39) > 0.15, strict=True)
         ]
         lines.append("\t".join([str(rng.integers(0, 2)), *cells]))
     with path.open("w") as file:

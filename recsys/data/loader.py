@@ -31,9 +31,10 @@ class _Batches(Dataset[Batch]):
 class BatchLoader:
     """Iterates over the batches of one epoch at a time, from a position it can save and restore.
 
-    Each pass is the next epoch; Lightning sets the epoch through `sampler.set_epoch`, which it
-    looks up on any loader. Workers hold no position: the batch to make arrives as (epoch, index),
-    so their number changes nothing, and batches read ahead but not handed out do not count.
+    Each pass is the next epoch; Lightning sets the epoch through
+    `batch_sampler.sampler.set_epoch`, which it looks up on any loader. Workers hold no position:
+    the batch to make arrives as (epoch, index), so their number changes nothing, and batches read
+    ahead but not handed out do not count.
 
     `num_consumed`: tells how many batches of the running epoch were trained on, when somebody knows
     better than the loader (a batch handed out may not be trained on when a run is stopped within
@@ -89,12 +90,10 @@ class BatchLoader:
             self._consumed += 1
             yield batch
 
-    batch_sampler = None  # Lightning reads it where there is a `sampler`
-
     @property
-    def sampler(self) -> BatchLoader:
-        """Where Lightning looks for `set_epoch`."""
-        return self
+    def batch_sampler(self) -> _EpochSetter:
+        """Where Lightning looks for something with `set_epoch`."""
+        return _EpochSetter(self)
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next pass be one of `epoch`, from its start unless that is the epoch restored."""
@@ -157,6 +156,16 @@ class BatchLoader:
         if self._device is None or self._device.type != "cuda":
             return host
         return move_ahead(host, self._device)
+
+
+class _EpochSetter:
+    """A batch sampler as far as Lightning cares.
+
+    Not a `sampler` of the loader itself: Lightning would replace that under `overfit_batches`.
+    """
+
+    def __init__(self, loader: BatchLoader) -> None:
+        self.sampler = loader
 
 
 class _Order:

@@ -9,15 +9,17 @@ from numpy.typing import NDArray
 
 _ROUNDS = 6
 _GOLDEN = 0x9E3779B97F4A7C15
+_FIRST = 0xBF58476D1CE4E5B9
+_SECOND = 0x94D049BB133111EB
 _WORD = (1 << 64) - 1
 
 
 def mix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Hash each uint64 to a uint64 that looks random (finaliser of SplitMix64, Steele 2014)."""
     x = x ^ (x >> np.uint64(30))
-    x = x * np.uint64(0xBF58476D1CE4E5B9)
+    x = x * np.uint64(_FIRST)
     x ^= x >> np.uint64(27)
-    x *= np.uint64(0x94D049BB133111EB)
+    x *= np.uint64(_SECOND)
     x ^= x >> np.uint64(31)
     return x
 
@@ -26,9 +28,16 @@ def key64(*parts: int) -> int:
     """One 64-bit key out of several numbers, such as a seed and an epoch."""
     key = 0
     for part in parts:
-        word = np.array([(key + _GOLDEN + part) & _WORD], dtype=np.uint64)
-        key = int(mix64(word)[0])
+        key = _mix(key + _GOLDEN + part)
     return key
+
+
+def _mix(x: int) -> int:
+    """`mix64` of one number."""
+    x &= _WORD
+    x = (x ^ x >> 30) * _FIRST & _WORD
+    x = (x ^ x >> 27) * _SECOND & _WORD
+    return x ^ x >> 31
 
 
 def permute(index: NDArray[np.int64], size: int, key: int) -> NDArray[np.int64]:

@@ -19,7 +19,10 @@ _CALIBRATION_ROWS = 1 << 15
 _CALIBRATION_START = 1 << 48
 
 # Share of the logit's variance: dense, first order of small and of large tables, pairs.
-_SHARES = (0.2, 0.35, 0.1, 0.35)
+_SHARES = (0.25, 0.4, 0.05, 0.3)
+# Effects of a small table's ids have a deviation of its size to this power: most of what there is
+# to learn is seen often. A DLRM is within 0.02 of the best AUC after one pass over 700,000 rows.
+_DECAY = -0.3
 
 
 @dataclass(frozen=True)
@@ -54,8 +57,9 @@ class Teacher:
         self._large = np.flatnonzero(sizes >= _SMALL)
         starts = np.concatenate([[0], np.cumsum(sizes[self._small])])
         self._starts = starts[:-1, None]
-        # One line an id: its first-order effect, then its vector.
-        self._effects = rng.standard_normal((int(starts[-1]), 1 + _RANK), dtype=np.float32)
+        # One column an id: its first-order effect, then its vector.
+        self._effects = rng.standard_normal((1 + _RANK, int(starts[-1])), dtype=np.float32)
+        self._effects *= np.repeat(sizes[self._small] ** _DECAY, sizes[self._small])
         self._large_keys = mix64(self._large.astype(np.uint64) ^ np.uint64(key64(seed, 3)))
         self._dense = rng.standard_normal((13, 1)).astype(np.float32)
         self._weights = np.ones(len(_SHARES), dtype=np.float32)
@@ -70,14 +74,13 @@ class Teacher:
     def _parts(self, columns: Columns) -> NDArray[np.float32]:
         """The four parts of the logit, (4, B)."""
         dense = (self._dense * np.log1p(columns.counts)).sum(axis=0)
-        effects = self._effects[columns.ids[self._small] + self._starts]
-        vectors = effects[..., 1:]
-        total = vectors.sum(axis=0)
+        place = columns.ids[self._small] + self._starts
+        first, *vectors = (np.take(effects, place) for effects in self._effects)
         # The sum over all pairs, in linear time.
-        pairs = (total * total - (vectors * vectors).sum(axis=0)).sum(axis=1)
+        pairs = sum(v.sum(axis=0) ** 2 - np.einsum("tb,tb->b", v, v) for v in vectors)
         words = mix64(columns.ids[self._large].astype(np.uint64) + self._large_keys[:, None])
         large = ((words >> np.uint64(40)).view(np.int64).astype(np.float32) - 2.0**23).sum(axis=0)
-        return np.stack([dense, effects[..., 0].sum(axis=0), large, pairs])
+        return np.stack([dense, first.sum(axis=0), large, pairs])
 
     def _calibrate(self, generator: RowGenerator, auc: float, click_rate: float) -> None:
         rows = np.arange(_CALIBRATION_START, _CALIBRATION_START + _CALIBRATION_ROWS)

@@ -143,7 +143,7 @@ def test_auc_of_known_cases() -> None:
 
 def test_a_logistic_regression_learns() -> None:
     """Hashed one-hot weights and the dense features, one pass over 60,000 rows."""
-    data = make(train_rows=60_000, test_rows=20_000, batch_size=512, max_rows_per_table=10_000)
+    data = make(train_rows=60_000, test_rows=20_000, batch_size=512, max_rows_per_table=2000)
     sizes = torch.tensor([f.num_embeddings for f in data.schema.sparse])
     offsets = (sizes.cumsum(0) - sizes)[:, None]
     torch.manual_seed(0)

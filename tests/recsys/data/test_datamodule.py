@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,43 @@ def test_limited_epochs_draw_anew(tmp_path: Path) -> None:
     trainer(tmp_path, **limits).fit(module, datamodule=Numbers(batch_size=8))
     assert len(set(module.seen)) == 6
     assert module.evaluated == list(range(50, 58)) * 3
+
+
+def test_overfitting_repeats_its_batches(tmp_path: Path) -> None:
+    module = Recorder()
+    options = {"overfit_batches": 2, "max_epochs": 2}
+    trainer(tmp_path, **options).fit(module, datamodule=Numbers(batch_size=8, shuffle="none"))
+    assert module.seen == [tuple(range(8)), tuple(range(8, 16))] * 2
+
+
+class Writer(Recorder):
+    """Leaves what each rank saw in a file of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def on_train_end(self) -> None:
+        (self.folder / f"{self.global_rank}.json").write_text(json.dumps(self.seen))
+
+    def on_test_end(self) -> None:
+        (self.folder / f"test{self.global_rank}.json").write_text(json.dumps(self.evaluated))
+
+
+@pytest.mark.slow
+def test_two_ranks_share_the_rows(
+    whole_run: tuple[list[tuple[int, ...]], Path], tmp_path: Path
+) -> None:
+    seen, _ = whole_run
+    options = {"strategy": "ddp_fork", "devices": 2, "max_epochs": 1}
+    two = trainer(tmp_path, **options)
+    two.fit(Writer(tmp_path), datamodule=Numbers(batch_size=4))
+    two.test(Writer(tmp_path), datamodule=Numbers(batch_size=4), verbose=False)
+    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
+    # Together the batches of 4 are the batches of 8 of one process.
+    assert [tuple(a + b) for a, b in zip(*ranks, strict=True)] == seen[:6]
+    tested = [json.loads((tmp_path / f"test{rank}.json").read_text()) for rank in (0, 1)]
+    assert tested[0] + tested[1] == list(range(63, 72))
 
 
 def test_testing_a_checkpoint_leaves_training_at_its_start(

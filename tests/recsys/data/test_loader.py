@@ -147,9 +147,9 @@ def test_abandoned_pass_starts_over() -> None:
 def test_set_epoch_decides() -> None:
     loader = BatchLoader(make_source(64), TrainPlan(64, 8, seed=3))
     first = labels(loader)
-    loader.sampler.set_epoch(0)
+    loader.batch_sampler.sampler.set_epoch(0)
     assert labels(loader) == first
-    loader.sampler.set_epoch(5)
+    loader.batch_sampler.sampler.set_epoch(5)
     fifth = labels(loader)
     other = BatchLoader(make_source(64), TrainPlan(64, 8, seed=3))
     other.set_epoch(5)
@@ -173,3 +173,38 @@ def test_loading_leaves_the_global_random_state_alone() -> None:
     before = torch.get_rng_state()
     labels(BatchLoader(make_source(64), TrainPlan(64, 8)))
     assert torch.equal(before, torch.get_rng_state())
+
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_batches_copied_ahead_are_the_same(num_workers: int) -> None:
+    plan, source = TrainPlan(6400, 64, seed=3), make_source(6400)
+    options = {"num_workers": num_workers, "pin_memory": True, "device": torch.device("cuda", 0)}
+    ahead = BatchLoader(source, plan, **options)
+    # Work on the compute stream that each batch must not be overwritten during.
+    busy = torch.randn(2000, 2000, device="cuda")
+    seen: list[torch.Tensor] = []
+    for batch in ahead:
+        assert batch.labels.is_cuda
+        assert batch.sparse.values().is_cuda
+        busy = (busy @ busy).clamp(-1, 1)
+        seen.append(batch.labels[:, 0] + batch.sparse["y"].values() * 0)
+    host = torch.cat([batch.labels[:, 0] for batch in BatchLoader(source, plan)])
+    assert torch.equal(torch.cat(seen).cpu(), host)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_resume_does_not_count_the_batch_copied_ahead() -> None:
+    plan, source = TrainPlan(64, 8, seed=3), make_source(64)
+    wanted = labels(BatchLoader(source, plan))
+    stopped = BatchLoader(source, plan, pin_memory=True, device=torch.device("cuda", 0))
+    iterator = iter(stopped)
+    seen = [next(iterator).labels[:, 0].int().tolist() for _ in range(3)]
+    resumed = BatchLoader(source, plan)
+    resumed.load_state_dict(stopped.state_dict())
+    assert seen + labels(resumed) == wanted
