@@ -88,7 +88,6 @@ class Bench:
 
     def run(self, provider: Provider, row: Row) -> Callable[[], None] | None:
         """Build and warm up one provider, fill in all of `row` but the times; its step."""
-        torch._dynamo.reset()
         self._collect()
         before = torch.cuda.memory_allocated() if not self.small else 0
         job = self._job(provider)
@@ -191,8 +190,13 @@ def _kernels(step: Callable[[], None]) -> tuple[int, float]:
     return len(events), busy
 
 
-def measure(model: BenchmarkModel, batch: int, providers: Sequence[str], amp: bool) -> list[Row]:
+def measure(
+    model: BenchmarkModel, batch: int, providers: Sequence[str], amp: bool, commit: str
+) -> list[Row]:
     """Rows of all `providers` (those that do not apply to the model left out)."""
+    # All providers' graphs stay: they share the code of one forward, and are timed in turns.
+    torch._dynamo.reset()
+    torch._dynamo.config.recompile_limit = 8 * len(PROVIDERS)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     bench = Bench(model, batch, device, amp)
     rows: dict[str, Row] = {}
@@ -202,7 +206,7 @@ def measure(model: BenchmarkModel, batch: int, providers: Sequence[str], amp: bo
         if provider.fused and model.fused is None:
             continue
         print(f"-- {model.name} {name}", flush=True)
-        row = rows[name] = Row(*_where(), model.name, batch, name)
+        row = rows[name] = Row(*_where(commit), model.name, batch, name)
         try:
             step = bench.run(provider, row)
             if step is not None:
@@ -222,13 +226,16 @@ def _fill_times(row: Row, times: list[float]) -> None:
     row.qps = row.batch / row.ms * 1e3
 
 
-def _where() -> tuple[str, str, str, str]:
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
+def _commit() -> str:
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    return found.stdout.strip() or "unknown"
+
+
+def _where(commit: str) -> tuple[str, str, str, str]:
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
-    return date, commit or "unknown", gpu, torch.__version__
+    return date, commit, gpu, torch.__version__
 
 
 def append(rows: Sequence[Row], path: Path) -> None:
@@ -266,12 +273,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch", nargs="+", type=int, default=[4096])
     parser.add_argument("--provider", nargs="+", default=list(PROVIDERS), choices=list(PROVIDERS))
     parser.add_argument("--no-amp", action="store_true", help="float32 instead of bf16 autocast")
+    parser.add_argument("--commit", default=_commit(), help="what to call the code measured")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/step.csv"))
     options = parser.parse_args(arguments)
     everything: list[Row] = []
     for name in options.model:
         for batch in options.batch:
-            rows = measure(MODELS[name], batch, options.provider, not options.no_amp)
+            rows = measure(
+                MODELS[name], batch, options.provider, not options.no_amp, options.commit
+            )
             append(rows, options.out)
             everything += rows
     print(table(everything))
