@@ -251,13 +251,14 @@ def append(rows: Sequence[Row], path: Path) -> None:
 
 def table(rows: Sequence[Row]) -> str:
     """The rows as a Markdown table; the speed-up is over plain compile, for right results only."""
-    base = next((r.ms for r in rows if r.provider == "compile"), float("nan"))
+    base = {(r.model, r.batch): r.ms for r in rows if r.provider == "compile"}
     lines = [
         "| model | provider | ms | speed-up | kernels | busy ms | peak MB | compile s | error |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for r in rows:
-        gain = f"{base / r.ms:.2f}" if r.is_right else (r.failure[:40] or "wrong")
+        plain = base.get((r.model, r.batch), float("nan"))
+        gain = f"{plain / r.ms:.2f}" if r.is_right else (r.failure[:40] or "wrong")
         lines.append(
             f"| {r.model} {r.batch} | {r.provider} | {r.ms:.2f} | {gain} | {r.kernels} | "
             f"{r.gpu_busy_ms:.2f} | {r.peak_allocated_mb:.0f} | {r.compile_seconds:.0f} | "
