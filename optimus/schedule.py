@@ -53,12 +53,9 @@ class _Agenda:
         keys: Mapping[Node, Hashable],
         dependencies: Mapping[Node, Sequence[Node]],
     ) -> None:
-        self._keys = keys
         self._position = {node: i for i, node in enumerate(nodes)}
         self._waiting: dict[Node, int] = {}
         self._followers: dict[Node, list[Node]] = defaultdict(list)
-        self._plain: list[tuple[int, Node]] = []
-        self._ready: dict[Hashable, list[Node]] = defaultdict(list)
         depths: dict[Node, int] = {}
         for node in nodes:
             before = dict.fromkeys((*node.all_input_nodes, *dependencies.get(node, ())))
@@ -66,17 +63,21 @@ class _Agenda:
             for earlier in before:
                 self._followers[earlier].append(node)
             depths[node] = 1 + max((depths[earlier] for earlier in before), default=0)
-            if not before:
+        self._rank = _ranks(nodes, keys, depths)
+        self._plain: list[tuple[int, Node]] = []
+        self._ready: dict[_Rank, list[Node]] = {}
+        self._queue: list[_Rank] = []
+        for node in nodes:
+            if not self._waiting[node]:
                 self._make_ready(node)
-        self._rank = _ranks(keys, depths)
 
     def next_block(self) -> list[Node] | None:
         """The next nodes to run: one without a key, or all that are ready of one key."""
         if self._plain:
             block = [heapq.heappop(self._plain)[1]]
-        elif self._ready:
-            key = min(self._ready, key=self._rank.__getitem__)
-            block = sorted(self._ready.pop(key), key=self._position.__getitem__)
+        elif self._queue:
+            block = self._ready.pop(heapq.heappop(self._queue))
+            block.sort(key=self._position.__getitem__)
         else:
             return None
         for node in block:
@@ -90,18 +91,30 @@ class _Agenda:
                 self._make_ready(follower)
 
     def _make_ready(self, node: Node) -> None:
-        if node in self._keys:
-            self._ready[self._keys[node]].append(node)
-        else:
+        rank = self._rank.get(node)
+        if rank is None:
             heapq.heappush(self._plain, (self._position[node], node))
+        elif rank in self._ready:
+            self._ready[rank].append(node)
+        else:
+            self._ready[rank] = [node]
+            heapq.heappush(self._queue, rank)
+
+
+_Rank = tuple[float, int]
+"""Stands for a key: the average depth of its nodes; ties go to the key seen first."""
 
 
 def _ranks(
-    keys: Mapping[Node, Hashable], depths: Mapping[Node, int]
-) -> dict[Hashable, tuple[float, int]]:
-    """Per key the average depth of its nodes; ties go to the key seen first."""
-    members: dict[Hashable, list[int]] = defaultdict(list)
-    for node, depth in depths.items():
+    nodes: Sequence[Node], keys: Mapping[Node, Hashable], depths: Mapping[Node, int]
+) -> dict[Node, _Rank]:
+    """For each node that has a key the rank of the key."""
+    members: dict[Hashable, list[Node]] = defaultdict(list)
+    for node in nodes:
         if node in keys:
-            members[keys[node]].append(depth)
-    return {key: (sum(d) / len(d), i) for i, (key, d) in enumerate(members.items())}
+            members[keys[node]].append(node)
+    ranks: dict[Node, _Rank] = {}
+    for i, group in enumerate(members.values()):
+        rank = (sum(map(depths.__getitem__, group)) / len(group), i)
+        ranks |= dict.fromkeys(group, rank)
+    return ranks
