@@ -15,7 +15,7 @@ from torch.fx import Graph, Node
 
 from optimus.editor import Editor, Refused
 from optimus.effects import effects_of
-from optimus.legality import Legality, storages_of, value_of
+from optimus.legality import Legality, memory_of, value_of
 from optimus.values import requires_grad
 
 
@@ -76,13 +76,13 @@ def differentiated(graph: Graph, legality: Legality) -> set[Node]:
     memory: set[int] = set()  # what is read later on, and counts
     for node in reversed(graph.nodes):
         writes = effects_of(node).writes
-        is_read = bool(writes) and not memory.isdisjoint(storages_of([*map(value_of, writes)]))
+        is_read = bool(writes) and not memory.isdisjoint(memory_of(writes))
         # A view made under no_grad requires a gradient, too, but passes none on.
         passes = node.op == "output" or legality.context(node).grad
         if passes and (node.op == "output" or node in found or is_read):
             inputs = [n for n in _sources(node) if requires_grad(value_of(n))]
             found.update(inputs)
-            memory |= storages_of([value_of(n) for n in inputs])
+            memory |= memory_of(inputs)
     return found
 
 

@@ -8,6 +8,7 @@ own wherever eager gave that.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +46,10 @@ _Moved = Sequence[tuple[Node, Any]]
 
 def _settle_node(editor: Editor, node: Node, moved: _Moved, copies: _Copies) -> None:
     old_value = value_of(node)
+    if _takes_part(node):
+        node.meta["example_value"] = editor.evaluate(node)
+        editor.note_change(node, node, old_value)
+        return
     if _minds_layout(node):
         _restore_inputs(editor, node, moved, copies)
         return
@@ -65,6 +70,12 @@ def _settle_node(editor: Editor, node: Node, moved: _Moved, copies: _Copies) -> 
         _own_memory(editor, node, old_value)
     else:
         editor.note_change(node, node, old_value)
+
+
+def _takes_part(node: Node) -> bool:
+    """Whether `node` takes an item of several values that one call returned."""
+    source = node.args[0] if node.target is operator.getitem else None
+    return isinstance(source, Node) and isinstance(value_of(source), tuple | list)
 
 
 def _reaches(value: Any, source: Node, before: Any) -> bool:

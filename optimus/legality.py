@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.fx import Graph, Node
@@ -42,6 +43,27 @@ def storages_of(value: Any) -> frozenset[int]:
         parts: Iterable[Any] = value
         return frozenset[int]().union(*(storages_of(part) for part in parts))
     return frozenset()
+
+
+def memory_of(nodes: Iterable[Node]) -> frozenset[int]:
+    """Identities of the storages that the values of `nodes` live in.
+
+    A thousand parts of one tensor are looked at once, not again for each node that takes one.
+    """
+    return frozenset[int]().union(*map(_memory_of_one, nodes))
+
+
+_KNOWN: WeakKeyDictionary[Node, tuple[Any, frozenset[int]]] = WeakKeyDictionary()
+
+
+def _memory_of_one(node: Node) -> frozenset[int]:
+    value = value_of(node)
+    if not isinstance(value, tuple | list):
+        return storages_of(value)
+    known = _KNOWN.get(node)
+    if known is None or known[0] is not value:
+        known = _KNOWN[node] = (value, storages_of(value))
+    return known[1]
 
 
 @dataclass(frozen=True)
@@ -98,7 +120,7 @@ class Legality:
 
     def _note_writes(self, writer: Node) -> None:
         effects = self._effects[writer] = effects_of(writer)
-        for storage in storages_of([value_of(written) for written in effects.writes]):
+        for storage in memory_of(effects.writes):
             self._writes[storage].append(writer)
 
     def effects(self, node: Node) -> Effects:
@@ -220,8 +242,8 @@ class _Order:
 
     def _memory(self, node: Node, effects: Effects) -> list[Node]:
         after: list[Node] = []
-        written = storages_of([value_of(w) for w in effects.writes])
-        touched = storages_of([value_of(n) for n in (node, *node.all_input_nodes)])
+        written = memory_of(effects.writes)
+        touched = memory_of((node, *node.all_input_nodes))
         for storage in touched & self._legality.written_storages | written:
             if storage in self._last_write:
                 after.append(self._last_write[storage])

@@ -16,7 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, Node
 
-from optimus.legality import Legality, storages_of, value_of
+from optimus.legality import Legality, memory_of, storages_of, value_of
 from optimus.ops import op_of
 from optimus.values import (
     Unknown,
@@ -205,7 +205,7 @@ class Check:
             if node not in matched and node not in transaction.made:
                 if random and self._legality.effects(node).random:
                     return f"{_label(node)} draws random numbers in between"
-                if written & storages_of([value_of(n) for n in (node, *node.all_input_nodes)]):
+                if written & memory_of((node, *node.all_input_nodes)):
                     return f"{_label(node)} reads memory in between that the match writes to"
             node = node.next
         return None

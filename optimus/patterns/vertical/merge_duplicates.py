@@ -34,10 +34,8 @@ class MergeDuplicates(SweepPattern):
         first: dict[Hashable, Node] = {}
         for node in nodes:
             key = _key(node)
-            if key is None or not effects_of(node).pure:
-                continue
-            twin = first.setdefault(key, node)
-            if twin is not node:
+            twin = node if key is None else first.setdefault(key, node)
+            if twin is not node and effects_of(node).pure:
                 yield Match((node, twin), values={"twin": twin})
                 if node.users:  # refused: what follows may be closer to it than to the first
                     first[key] = node
@@ -93,4 +91,4 @@ class _Twins(torch.nn.Module):
 class _Different(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         drops = [torch.nn.functional.dropout(x, 0.5) for _ in range(2)]
-        return drops[0] + drops[1] + torch.clamp(x, 0) + torch.clamp(x, 0.0) + x / 0.0 + x / -0.0
+        return drops[0] + drops[1] + torch.clamp(x, 0) + torch.clamp(x, 0.0)
