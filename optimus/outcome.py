@@ -72,7 +72,7 @@ def _note_outputs(outcome: Outcome, known: dict[str, torch.Tensor], outputs: Seq
         outcome.facts |= {
             f"{name}: dtype": out.dtype,
             f"{name}: shape": tuple(out.shape),
-            f"{name}: stride": out.stride() if out.numel() else (),
+            f"{name}: stride": _strides(out),
             f"{name}: requires_grad": out.requires_grad,
             f"{name}: is a leaf": out.is_leaf,
             f"{name}: shares the memory of": partners,
@@ -83,6 +83,12 @@ def _note_outputs(outcome: Outcome, known: dict[str, torch.Tensor], outputs: Seq
 
 class _Names(frozenset[str]):
     """What a tensor is the same object as; to be fewer is no difference that counts."""
+
+
+def _strides(out: torch.Tensor) -> list[Any]:
+    """Those that say where an element lies."""
+    both = zip(out.shape, out.stride(), strict=True)
+    return [stride for size, stride in both if size > 1 and out.numel()]
 
 
 def _offsets(out: torch.Tensor, partners: Sequence[torch.Tensor]) -> list[Any]:

@@ -139,7 +139,11 @@ class Check:
     def _identity_objection(self, transaction: Transaction) -> str | None:
         """A view that is returned is a tensor of its own, not one that the caller has already."""
         end = self._graph.output_node()
-        returned = [old for old in transaction.replaced if end in old.users and not is_fresh(old)]
+        returned = [
+            old
+            for old in transaction.replaced
+            if not is_fresh(old) and (end in old.users or self._is_written(old))
+        ]
         news = Counter(transaction.replaced[old] for old in returned)
         for old in returned:
             new = transaction.replaced[old]
@@ -162,6 +166,10 @@ class Check:
         if storages_of(returned) & storages_of(news):
             return "a view is returned of memory that would be cut by one call"
         return None
+
+    def _is_written(self, node: Node) -> bool:
+        """Whether a call writes to it, which returns the very tensor that it wrote to."""
+        return any(node in self._legality.effects(user).writes for user in node.users)
 
     def _work_objection(self, transaction: Transaction) -> str | None:
         """All work moves to one place: it must be pure and run under that place's state."""

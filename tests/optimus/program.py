@@ -181,10 +181,16 @@ class Builder:
 
     def tensor(self, fits: Callable[[Tensor], bool] = lambda _: True) -> str | None:
         """A tensor's name, one of the last ones more often; None if none fits."""
-        found = [name for name in reversed(self.names) if fits(self.value(name))]
+        found = [name for name in reversed(self.names) if self._fits(name, fits)]
         if not found:
             return None
         return str(self.pick(found[:4] if self.chance(60) else found))
+
+    def _fits(self, name: str, fits: Callable[[Tensor], bool]) -> bool:
+        try:
+            return fits(self.value(name))
+        except RuntimeError:  # autograd forbids to look at it
+            return False
 
     def group(self) -> list[str] | None:
         """Names of tensors made side by side."""
