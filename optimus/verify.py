@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from math import hypot
 from typing import Any
 
 import torch
@@ -19,6 +20,12 @@ from optimus.legality import storages_of
 
 TOLERANCE = 2.0
 """How many times the original's own error to float64 a rewritten graph may have."""
+
+PLAIN = 16.0
+"""How many times the original's own error cannot be luck."""
+
+EXTRA_RUNS = 8
+"""Runs from other projections that decide where one run is near the limit."""
 
 
 @dataclass
@@ -44,12 +51,13 @@ class Verifier:
         tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
         if any(is_fake(x) for x in tensors):
             raise CannotVerify("the inputs hold no data")
+        self._original = original
         self._inputs = list(inputs)
         try:
             self._expected = trace(original, self._inputs)
         except Exception as error:
             raise CannotVerify(f"the original graph fails in eager mode: {error}") from error
-        self._reference = self._run_in_double(original)
+        self._reference = self._run_in_double()
 
     def difference(self, rewritten: GraphModule) -> str | None:
         """The first thing that `rewritten` does otherwise than the original; None if nothing."""
@@ -57,13 +65,29 @@ class Verifier:
             actual = trace(rewritten, self._inputs)
         except Exception as error:
             return f"the rewritten graph fails: {error}"
-        return compare(self._expected, actual, self._reference)
+        reason = differing_facts(self._expected, actual)
+        if reason is not None:
+            return reason
+        gaps = compare(self._expected, actual, self._reference)
+        found = worst(gaps)
+        if found is None or found[1].is_plain:
+            return describe(found)
+        # Near the limit a single run proves nothing: two draws of rounding errors of one number
+        # differ by more than a factor of two three times in ten.
+        for seed in range(1, EXTRA_RUNS + 1):
+            gaps = pool(gaps, self._compare_again(rewritten, seed))
+        return describe(worst(gaps))
 
-    def _run_in_double(self, original: GraphModule) -> Trace | None:
+    def _compare_again(self, rewritten: GraphModule, seed: int) -> dict[str, Gap]:
+        expected = trace(self._original, self._inputs, seed=seed)
+        actual = trace(rewritten, self._inputs, seed=seed)
+        return compare(expected, actual, self._run_in_double(seed))
+
+    def _run_in_double(self, seed: int = 0) -> Trace | None:
         """The reference; None for a graph that float64 cannot run, such as one with casts."""
         try:
             with _no_autocast(self._inputs):
-                return trace(original, self._inputs, widen=True)
+                return trace(self._original, self._inputs, widen=True, seed=seed)
         except Exception:
             return None
 
@@ -73,9 +97,9 @@ def is_fake(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, torch._subclasses.FakeTensor) or tensor.is_meta
 
 
-def trace(module: GraphModule, inputs: Sequence[Any], widen: bool = False) -> Trace:
-    """Run `module` on copies of `inputs`, forward and backward from a fixed random projection of
-    its outputs; `widen` makes every floating-point input float64 first."""
+def trace(module: GraphModule, inputs: Sequence[Any], widen: bool = False, seed: int = 0) -> Trace:
+    """Run `module` on copies of `inputs`, forward and backward from a random projection of its
+    outputs that `seed` decides; `widen` makes every floating-point input float64 first."""
     copies = _copy_inputs(inputs, widen)
     devices = [x.device for x in copies if isinstance(x, torch.Tensor) and x.is_cuda]
     result = Trace()
@@ -84,7 +108,7 @@ def trace(module: GraphModule, inputs: Sequence[Any], widen: bool = False) -> Tr
         outputs = pytree.tree_leaves(module(*copies))
         result.facts["random state"] = _random_state(dict.fromkeys(devices))
     _note_outputs(result, copies, outputs)
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     terms = [_project(out, generator) for out in outputs if _differentiable(out)]
     if terms:
         torch.stack(terms).sum().backward()  # type: ignore[no-untyped-call]
@@ -116,19 +140,72 @@ def _note_outputs(result: Trace, inputs: Sequence[Any], outputs: Sequence[Any]) 
         result.facts[f"{name}: memory"] = [j for j, s in enumerate(storages) if s & own]
 
 
-def compare(expected: Trace, actual: Trace, reference: Trace | None) -> str | None:
-    """The first difference between two runs that matters; None if there is none."""
+@dataclass(frozen=True)
+class Gap:
+    """How far a value of the original (`own`) and of the rewritten graph (`error`) are from the
+    reference, in the Frobenius norm; `slack` is what rounding in another order may cost. `reason`
+    says what is wrong beyond any rounding."""
+
+    own: float = 0.0
+    error: float = 0.0
+    slack: float = 0.0
+    reason: str = ""
+
+    @property
+    def is_allowed(self) -> bool:
+        """Whether the rewritten graph is as right as the original, by the factor TOLERANCE."""
+        return not self.reason and self.error <= TOLERANCE * self.own + self.slack
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the difference is too large to be a matter of luck."""
+        return bool(self.reason) or self.error > PLAIN * (self.own + self.slack)
+
+
+def differing_facts(expected: Trace, actual: Trace) -> str | None:
+    """The first difference in what must be equal; None if there is none."""
     for name, fact in expected.facts.items():
         if actual.facts.get(name) != fact:
             return f"{name} is {actual.facts.get(name)} instead of {fact}"
+    return None
+
+
+def compare(expected: Trace, actual: Trace, reference: Trace | None) -> dict[str, Gap]:
+    """How far the values of two runs of one seed are from the reference, by name."""
     exact = reference.values if reference is not None else {}
     scales = _scales(expected)
-    for name, value in expected.values.items():
-        scale = scales[_kind(name)]
-        reason = _value_difference(value, actual.values.get(name), exact.get(name), scale)
-        if reason is not None:
-            return f"{name} {reason}"
-    return None
+    return {
+        name: _gap(value, actual.values.get(name), exact.get(name), scales[_kind(name)])
+        for name, value in expected.values.items()
+    }
+
+
+def pool(gaps: dict[str, Gap], more: dict[str, Gap]) -> dict[str, Gap]:
+    """The gaps of several runs as those of one that is longer."""
+    return {
+        name: Gap(
+            hypot(gap.own, more[name].own),
+            hypot(gap.error, more[name].error),
+            hypot(gap.slack, more[name].slack),
+            gap.reason or more[name].reason,
+        )
+        for name, gap in gaps.items()
+    }
+
+
+def worst(gaps: dict[str, Gap]) -> tuple[str, Gap] | None:
+    """The name and gap that are least allowed; None if all are."""
+    wrong = [(name, gap) for name, gap in gaps.items() if not gap.is_allowed]
+    return max(wrong, key=lambda item: (item[1].is_plain, item[1].error), default=None)
+
+
+def describe(found: tuple[str, Gap] | None) -> str | None:
+    """A gap in words."""
+    if found is None:
+        return None
+    name, gap = found
+    off = f"is off by {gap.error:.3g} (the original's own: {gap.own:.3g})"
+    return f"{name} {gap.reason or off}"
 
 
 def _kind(name: str) -> str:
@@ -149,27 +226,26 @@ def _scales(run: Trace) -> dict[str, float]:
     return scales
 
 
-def _value_difference(
+def _gap(
     expected: torch.Tensor | None,
     actual: torch.Tensor | None,
     exact: torch.Tensor | None,
     scale: float,
-) -> str | None:
+) -> Gap:
     if expected is None or actual is None:
-        return None if expected is actual else "is missing on one side"
+        return Gap(reason="" if expected is actual else "is missing on one side")
     if (expected.dtype, expected.shape) != (actual.dtype, actual.shape):
-        return f"is {actual.dtype} {list(actual.shape)}"
+        return Gap(reason=f"is {actual.dtype} {list(actual.shape)}")
     if not expected.is_floating_point():
-        return None if torch.equal(expected, actual) else "differs"
+        return Gap(reason="" if torch.equal(expected, actual) else "differs")
     if not torch.equal(expected.isfinite(), actual.isfinite()):
-        return "has NaN or infinities in other places"
+        return Gap(reason="has NaN or infinities in other places")
     known = exact is not None and exact.shape == expected.shape
     reference = exact.double() if exact is not None and known else expected.double()
     own, error = _norm(expected.double() - reference), _norm(actual.double() - reference)
     # What rounding in another order may cost: a few units, more where no reference tells.
     units = (4 if known else 64) * expected.numel() ** 0.5
-    allowed = TOLERANCE * own + units * torch.finfo(expected.dtype).eps * scale
-    return None if error <= allowed else f"is off by {error:.3g} (the original's own: {own:.3g})"
+    return Gap(own, error, units * torch.finfo(expected.dtype).eps * scale)
 
 
 def _norm(value: torch.Tensor) -> float:
