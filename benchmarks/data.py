@@ -2,9 +2,10 @@
 
     python -m benchmarks.data --out benchmarks/results/data.csv
 
-One core each (one thread, no workers), but for the last cases, which are whole loaders. Rates are
-given by processor time, which other work on the machine disturbs little, and by wall-clock time.
-The text that is converted is written by this script: Criteo's format, random values.
+One core each: one thread, no workers. Rates are given by processor time, which other work on the
+machine disturbs little, and by wall-clock time. In the cases with workers the processor time is
+that of the training process alone: what a batch costs there. The text that is converted is written
+by this script: Criteo's format, random values.
 """
 
 from __future__ import annotations

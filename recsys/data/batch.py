@@ -78,7 +78,7 @@ def fixed_hot_kjt(
     if len(hot) != len(keys):
         raise ValueError(f"{len(hot)} hotness figures for {len(keys)} keys")
     lengths = torch.tensor(hot, dtype=torch.int64).repeat_interleave(batch_size)
-    return _with_metadata(keys, values, lengths, batch_size, [batch_size * h for h in hot])
+    return kjt_of_parts(keys, values, lengths, [batch_size * h for h in hot])
 
 
 def jagged_kjt(keys: Sequence[str], values: Tensor, lengths: Tensor) -> KeyedJaggedTensor:
@@ -91,19 +91,23 @@ def jagged_kjt(keys: Sequence[str], values: Tensor, lengths: Tensor) -> KeyedJag
         raise ValueError(f"lengths are {tuple(lengths.shape)}, must be ({len(keys)}, batch size)")
     per_key: list[int] = lengths.sum(dim=1).tolist()
     _expect_numel(values, sum(per_key))
-    return _with_metadata(keys, values, lengths.reshape(-1), lengths.shape[1], per_key)
+    return kjt_of_parts(keys, values, lengths.reshape(-1), per_key)
 
 
-def _with_metadata(
-    keys: Sequence[str], values: Tensor, lengths: Tensor, stride: int, per_key: list[int]
+def kjt_of_parts(
+    keys: Sequence[str], values: Tensor, lengths: Tensor, per_key: list[int]
 ) -> KeyedJaggedTensor:
+    """KeyedJaggedTensor of parts that fit; `per_key`: ids of each feature, in all samples.
+
+    `values`: (sum(per_key),); `lengths`: (len(keys) * batch size,). Nothing is checked or read.
+    """
     # With the per-key sizes known on the host, nothing in a model reads `lengths` back with
     # `.tolist()`: a graph break under torch.compile and a synchronisation on a GPU.
     return KeyedJaggedTensor(
         keys=list(keys),
         values=values,
         lengths=lengths,
-        stride=stride,
+        stride=lengths.numel() // len(keys) if keys else 0,
         length_per_key=per_key,
         offset_per_key=[0, *accumulate(per_key)],
     )

@@ -129,7 +129,6 @@ class RecDataModule(LightningDataModule):
             plan,
             num_workers=_auto_workers(on_gpu) if workers is None else workers,
             prefetch_batches=self.loader_settings.prefetch_batches,
-            pin_memory=on_gpu,
             device=device,
             num_consumed=self._num_trained if isinstance(plan, TrainPlan) else None,
         )

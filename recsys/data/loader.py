@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 import torch
+from torch import multiprocessing
 from torch.utils.data import DataLoader, Dataset
 
+from recsys.data.ahead import copied_ahead
 from recsys.data.batch import Batch
 from recsys.data.plan import EvalPlan, TrainPlan
+from recsys.data.slots import Packed, Slots
 from recsys.data.source import Source
 
-Place = tuple[int, int]  # epoch, batch within it
+Place = tuple[int, int, int]  # epoch, batch within it, slot to put it in
+Item = Packed | Batch
+
+# Slots beyond those being filled: one handed out, one being copied, one to spare.
+_SPARE_SLOTS = 3
+# Room for batches with more ids than the one that was measured.
+_SLACK = 1.25
 
 
-class _Batches(Dataset[Batch]):
+class _Batches(Dataset[Item]):
     """A source and a plan as a map-style dataset whose items are whole batches."""
 
-    def __init__(self, source: Source, plan: TrainPlan | EvalPlan) -> None:
-        self._source, self._plan = source, plan
+    def __init__(self, source: Source, plan: TrainPlan | EvalPlan, slots: Slots | None) -> None:
+        self._source, self._plan, self._slots = source, plan, slots
 
-    def __getitem__(self, index: Place) -> Batch:
-        return self._source.batch(self._plan.rows(*index))
+    def __getitem__(self, place: Place) -> Item:
+        epoch, index, slot = place
+        batch = self._source.batch(self._plan.rows(epoch, index))
+        return batch if self._slots is None else self._slots.put(slot, batch)
 
 
 class BatchLoader:
@@ -49,33 +60,21 @@ class BatchLoader:
         *,
         num_workers: int = 0,
         prefetch_batches: int = 2,
-        pin_memory: bool = False,
         device: torch.device | None = None,
         num_consumed: Callable[[], int | None] | None = None,
     ) -> None:
         self.plan = plan
-        self._device = device
+        self._source = source
+        self._num_workers, self._prefetch_batches = num_workers, prefetch_batches
+        self._device = device if device is not None and device.type == "cuda" else None
         self._num_consumed = num_consumed
         self._epoch = 0
         self._begun = False
         self._start = 0  # where the next pass begins
         self._consumed = 0
         self._order = _Order()
-        self._make_loader = partial(
-            DataLoader,
-            _Batches(source, plan),
-            batch_size=None,
-            sampler=self._order,
-            num_workers=num_workers,
-            collate_fn=_identity,  # pyright: ignore[reportArgumentType]
-            pin_memory=pin_memory,
-            prefetch_factor=prefetch_batches if num_workers else None,
-            persistent_workers=num_workers > 0,
-            # A generator of its own, or each pass would draw from the global one and a resumed run
-            # would not get the random numbers of the run it goes on from.
-            generator=torch.Generator(),
-        )
-        self._loader: DataLoader[Batch] | None = None
+        self._slots: Slots | None = None
+        self._loader: DataLoader[Item] | None = None
         self._hold: weakref.finalize[..., BatchLoader] | None = None
 
     def __len__(self) -> int:
@@ -85,8 +84,9 @@ class BatchLoader:
     def __iter__(self) -> Iterator[Batch]:
         # The position is read at the first batch, not here: Lightning makes the iterator first and
         # sets the epoch afterwards.
+        self._open()
         self._begin_pass()
-        for batch in self._on_device():
+        for batch in self._batches():
             self._consumed += 1
             yield batch
 
@@ -134,28 +134,67 @@ class BatchLoader:
         """Stop the workers; the next pass starts new ones. The position stays."""
         if self._hold is not None:
             self._hold.detach()
-        self._loader = self._hold = None
+        if self._slots is not None:
+            self._slots.close()
+        self._loader = self._hold = self._slots = None
 
-    def _open(self) -> DataLoader[Batch]:
+    def _open(self) -> DataLoader[Item]:
         if self._loader is None:
+            self._slots = self._make_slots()
             self._loader = self._make_loader()
             # Keeps the DataLoader from being collected as part of a reference cycle (trainer, data
             # module, loader): its queues would be finalised before the shutdown that needs them,
             # which then waits five seconds for each worker.
-            self._hold = weakref.finalize(self, _let_go, self._loader)
+            self._hold = weakref.finalize(self, _let_go, self._loader, self._slots)
         return self._loader
+
+    def _make_slots(self) -> Slots | None:
+        if not self._num_workers or multiprocessing.get_start_method() != "fork":
+            return None
+        count = self._num_workers * self._prefetch_batches + _SPARE_SLOTS
+        sample = Packed.of(self._source.batch(self.plan.rows(0, 0)), 0)
+        return Slots(count, int(sample.num_bytes * _SLACK))
+
+    def _make_loader(self) -> DataLoader[Item]:
+        return DataLoader(
+            _Batches(self._source, self.plan, self._slots),
+            batch_size=None,
+            sampler=self._order,
+            num_workers=self._num_workers,
+            collate_fn=_identity,
+            prefetch_factor=self._prefetch_batches if self._num_workers else None,
+            persistent_workers=self._num_workers > 0,
+            # A generator of its own, or each pass would draw from the global one and a resumed run
+            # would not get the random numbers of the run it goes on from.
+            generator=torch.Generator(),
+        )
 
     def _begin_pass(self) -> None:
         if self._begun or self._start >= len(self):
             self._epoch, self._start = self._epoch + 1, 0
         self._consumed, self._start, self._begun = self._start, 0, True
-        self._order.places = [(self._epoch, index) for index in range(self._consumed, len(self))]
+        left = range(self._consumed, len(self))
+        slots = itertools.cycle(range(self._slots.count if self._slots else 1))
+        self._order.places = [(self._epoch, i, slot) for i, slot in zip(left, slots, strict=False)]
 
-    def _on_device(self) -> Iterator[Batch]:
-        host = iter(self._open())
-        if self._device is None or self._device.type != "cuda":
-            return host
-        return move_ahead(host, self._device)
+    def _batches(self) -> Iterator[Batch]:
+        items = iter(self._open())
+        if self._device is None:
+            return map(self._take, items)
+        return copied_ahead(items, self._device, self._send)
+
+    def _take(self, item: Item) -> Batch:
+        if isinstance(item, Batch):
+            return item
+        assert self._slots is not None
+        return self._slots.take(item)
+
+    def _send(self, item: Item) -> Batch:
+        assert self._device is not None
+        if isinstance(item, Batch):
+            return item.pin_memory().to(self._device, non_blocking=True)
+        assert self._slots is not None
+        return self._slots.send(item, self._device)
 
 
 class _EpochSetter:
@@ -181,40 +220,14 @@ class _Order:
         return len(self.places)
 
 
-def move_ahead(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
-    """Yield `batches` on the CUDA `device`, each copied while the one before is worked on.
-
-    The copies run on a stream of their own, so pinned batches cost the host and the compute stream
-    nothing but a wait for an event that has usually happened.
-    """
-    stream = torch.cuda.Stream(device)
-
-    def start(batch: Batch) -> Batch:
-        with torch.cuda.stream(stream):
-            return batch.to(device, non_blocking=True)
-
-    def finish(batch: Batch) -> Batch:
-        current = torch.cuda.current_stream(device)
-        current.wait_stream(stream)
-        batch.record_stream(current)
-        return batch
-
-    ahead: Batch | None = None
-    for batch in batches:
-        ready = finish(ahead) if ahead is not None else None
-        ahead = start(batch)
-        if ready is not None:
-            yield ready
-    if ahead is not None:
-        yield finish(ahead)
-
-
-def _let_go(loader: DataLoader[Batch]) -> None:
+def _let_go(loader: DataLoader[Item], slots: Slots | None) -> None:
     del loader
+    if slots is not None:
+        slots.close()
 
 
-def _identity(batch: Batch) -> Batch:
-    return batch
+def _identity(item: Any) -> Any:
+    return item
 
 
 def _fingerprint(plan: TrainPlan | EvalPlan) -> dict[str, int | str]:

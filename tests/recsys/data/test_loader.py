@@ -183,8 +183,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CU
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_batches_copied_ahead_are_the_same(num_workers: int) -> None:
     plan, source = TrainPlan(6400, 64, seed=3), make_source(6400)
-    options = {"num_workers": num_workers, "pin_memory": True, "device": torch.device("cuda", 0)}
-    ahead = BatchLoader(source, plan, **options)
+    ahead = BatchLoader(source, plan, num_workers=num_workers, device=torch.device("cuda", 0))
     # Work on the compute stream that each batch must not be overwritten during.
     busy = torch.randn(2000, 2000, device="cuda")
     seen: list[torch.Tensor] = []
@@ -202,7 +201,7 @@ def test_batches_copied_ahead_are_the_same(num_workers: int) -> None:
 def test_resume_does_not_count_the_batch_copied_ahead() -> None:
     plan, source = TrainPlan(64, 8, seed=3), make_source(64)
     wanted = labels(BatchLoader(source, plan))
-    stopped = BatchLoader(source, plan, pin_memory=True, device=torch.device("cuda", 0))
+    stopped = BatchLoader(source, plan, device=torch.device("cuda", 0))
     iterator = iter(stopped)
     seen = [next(iterator).labels[:, 0].int().tolist() for _ in range(3)]
     resumed = BatchLoader(source, plan)
