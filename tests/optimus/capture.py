@@ -14,7 +14,7 @@ from optimus.driver import Phase, rewrite
 from optimus.ops import op_of
 from optimus.pattern import Rewrite
 from optimus.report import PatternReport
-from optimus.verify import compare, trace
+from optimus.verify import Verifier
 
 
 class Captured:
@@ -59,9 +59,7 @@ def rewritten(
     captured = Captured(function, inputs, dynamic)
     module = copy_graph_module(captured.module)
     reports = rewrite(module, (Phase("test", patterns),), strict=True)
-    difference = compare(
-        trace(captured.module, captured.inputs), trace(module, captured.inputs), None
-    )
+    difference = Verifier(captured.module, captured.inputs).difference(module)
     assert difference is None, difference
     return module, {report.name: report for report in reports}
 
