@@ -158,6 +158,8 @@ class Check:
             for old, new in transaction.replaced.items()
             if _is_part(new) and not _is_part(old) and not is_fresh(old)
         ]
+        # Alone among the ways to cut a tensor, tensor_split makes each view by itself.
+        news += [value_of(node) for node in transaction.respelled if _label(node) == "tensor_split"]
         if not news:
             return None
         if writers := self._legality.writers(news):
@@ -256,6 +258,10 @@ class Check:
         """Memory that somebody writes to must be shared by the same values as before."""
         sharers: dict[int, list[Node]] = {}
         for old, new in transaction.replaced.items():
+            if self._legality.is_pinned(value_of(old)) and not same_strides(
+                value_of(old), value_of(new)
+            ):
+                return "outputs share its memory and see its layout"
             for storage in storages_of(value_of(new)):
                 sharers.setdefault(storage, []).append(old)
         for olds in sharers.values():

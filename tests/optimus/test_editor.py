@@ -228,3 +228,27 @@ class TestMergingEqualValues:
 
         reason = refused(program, (X,), local("relu", match, rewrite))
         assert reason.startswith("setitem writes to memory that would be shared or copied")
+
+
+def test_views_made_one_by_one_are_not_cut_by_one_call() -> None:
+    """PyTorch tracks the parts of split together, those of tensor_split each by itself."""
+
+    def to_split(match: Match, edit: Editor) -> None:
+        edit.respell(
+            match.anchor, "split", tensor=match.anchor.args[0], split_size_or_sections=2, dim=1
+        )
+
+    def written(x: Tensor) -> Tensor:
+        y = x * 1
+        a, _ = torch.tensor_split(y, 2, 1)
+        a.add_(1)
+        return y * 2
+
+    def returned(x: Tensor) -> Tensor:
+        return torch.tensor_split(x, 2, 1)[0]
+
+    pattern = local("tensor_split", whole, to_split)
+    assert "cut by one call" in refused(written, (X,), pattern)
+    assert "cut by one call" in refused(returned, (X,), pattern)
+    _, reports = rewritten(lambda x: torch.tensor_split(x, 2, 1)[0] * 2, (X,), pattern)
+    assert reports["handmade"].fired == 1
