@@ -104,7 +104,7 @@ def convert(
     result = folder / f"{stem(text)}.json"
     with only_one(folder / f"{stem(text)}.lock"), _told_when_full(text, folder):
         done = Progress.load(result, Origin.of(text))
-        if done is None or not done.done:
+        if done is None or not _is_whole(folder, stem(text), done):
             return _Conversion(text, folder, max_malformed, commit_bytes).run()
     _check_malformed(text, done, max_malformed)
     return done
@@ -130,13 +130,14 @@ class _Conversion:
 
     def run(self) -> Progress:
         """Convert what is left and give the arrays their names."""
+        _check_malformed(self._text, self._progress, self._max_malformed)
         if not self._progress.offset:
             _check_space(self._text, self._folder)
         with ExitStack() as stack:
             source, raw = stack.enter_context(_opened(self._text))
             parts = {name: stack.enter_context(self._open_part(name)) for name in PARTS}
-            bar = stack.enter_context(_bar(self._text))
             source.seek(self._progress.offset)
+            bar = stack.enter_context(_bar(self._text, raw.tell()))
             committed = self._progress.offset
             for piece in _pieces(source, self._text, self._progress):
                 self._add(piece, parts)
@@ -175,7 +176,7 @@ class _Conversion:
     def _open_part(self, name: str) -> BinaryIO:
         path = self._part(name)
         file = path.open("r+b" if self._progress.rows else "w+b")
-        file.truncate(self._part_size(name, self._progress.rows))
+        file.truncate(_part_size(name, self._progress.rows))
         file.seek(0, os.SEEK_END)
         return file
 
@@ -198,15 +199,23 @@ class _Conversion:
     def _part(self, name: str) -> Path:
         return self._folder / f"{self._name}_{name}.part"
 
-    def _part_size(self, name: str, rows: int) -> int:
-        return _HEADER_BYTES + rows * 4 * PARTS[name][1]
-
     def _parts_reach(self, rows: int) -> bool:
-        sizes = {name: self._part(name) for name in PARTS}
         return all(
-            path.exists() and path.stat().st_size >= self._part_size(name, rows)
-            for name, path in sizes.items()
+            self._part(name).exists() and self._part(name).stat().st_size >= _part_size(name, rows)
+            for name in PARTS
         )
+
+
+def _part_size(name: str, rows: int) -> int:
+    return _HEADER_BYTES + rows * 4 * PARTS[name][1]
+
+
+def _is_whole(folder: Path, name: str, progress: Progress) -> bool:
+    files = {part: folder / f"{name}_{part}.npy" for part in PARTS}
+    return progress.done and all(
+        file.exists() and file.stat().st_size == _part_size(part, progress.rows)
+        for part, file in files.items()
+    )
 
 
 def _pieces(source: BinaryIO, text: Path, progress: Progress) -> Iterator[bytes]:
@@ -242,10 +251,9 @@ def _opened(text: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
             raise OSError(f"{text} cannot be decompressed: {error}") from error
 
 
-def _bar(text: Path) -> tqdm[Any]:
-    return tqdm(
-        total=text.stat().st_size, desc=f"converting {text.name}", unit="B", unit_scale=True
-    )
+def _bar(text: Path, done: int) -> tqdm[Any]:
+    name, size = f"converting {text.name}", text.stat().st_size
+    return tqdm(total=size, initial=done, desc=name, unit="B", unit_scale=True)
 
 
 def _npy_header(name: str, rows: int) -> bytes:

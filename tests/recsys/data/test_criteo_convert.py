@@ -144,6 +144,16 @@ def test_convert_once_and_again_when_the_text_changes(tmp_path: Path) -> None:
     assert len(arrays(tmp_path / "out", "train")["dense"]) == 120
 
 
+def test_damaged_arrays_are_made_anew(tmp_path: Path) -> None:
+    path, folder = write(tmp_path / "train.txt", make_lines(100)), tmp_path / "out"
+    convert(path, folder)
+    (folder / "train_labels.npy").unlink()
+    convert(path, folder)
+    os.truncate(folder / "train_dense.npy", 1000)
+    convert(path, folder)
+    assert len(arrays(folder, "train")["dense"]) == len(arrays(folder, "train")["labels"]) == 100
+
+
 def test_malformed_line_is_told_with_file_number_and_reason(tmp_path: Path) -> None:
     lines = make_lines(5000)
     lines[4321] = "1\t2\t3"
