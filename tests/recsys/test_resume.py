@@ -85,7 +85,8 @@ def test_the_checkpoint_holds_plain_data_only(tmp_path: Path) -> None:
 
 def _process(folder: Path, *arguments: str) -> int:
     command = [sys.executable, "-m", "tests.recsys.tiny", str(folder), *arguments]
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    # One thread: two ranks share few cores, where waiting threads slow each other down.
+    env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, cwd=ROOT, env=env, check=False, capture_output=True).returncode
 
 
