@@ -8,6 +8,7 @@ only starts train.py again with the composed configuration and waits for it.
 from __future__ import annotations
 
 import contextlib
+import getpass
 import json
 import math
 import os
@@ -136,7 +137,9 @@ def _environment(cache: Mapping[str, str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _compile_cache() -> Iterator[dict[str, str]]:
-    if "TORCHINDUCTOR_CACHE_DIR" in os.environ:
+    # PyTorch sets the variable itself, to its default, as soon as it imports its compiler.
+    default = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"
+    if os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(default)) != str(default):
         yield {}
         return
     with tempfile.TemporaryDirectory(prefix="optimus-job-", ignore_cleanup_errors=True) as folder:
