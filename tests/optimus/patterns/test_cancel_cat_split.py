@@ -97,7 +97,8 @@ def test_piece_is_written() -> None:
         a[0] = 1
         return a + b.sum() + x
 
-    assert "writes to memory" in missed(NAME, program, X.detach(), Y.detach())
+    reason = missed(NAME, program, X.detach(), Y.detach())
+    assert "writes to memory" in reason or "tensor of its own" in reason
 
 
 def test_dtype_and_gradient_of_the_whole() -> None:
