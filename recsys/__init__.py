@@ -1,1 +1,1 @@
-"""Recommendation models, data, metrics and training, on TorchRec's types. Knows nothing of Optimus."""
+"""Recommendation models, data, metrics and training on TorchRec's types, without Optimus."""

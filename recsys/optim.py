@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -144,9 +144,11 @@ class OptimizerConfig:
         cls, takes = _OPTIONS[self.name]
         options = {key: getattr(self, key) for key in takes if getattr(self, key) is not None}
         if cls is not RowWiseAdagrad and not sparse_gradients and params:
-            options["fused"] = all(fused_works(cls, p.device, p.dtype) for p in params) or None
+            kind: Any = cls
+            options["fused"] = all(fused_works(kind, p.device, p.dtype) for p in params) or None
         groups = [{"params": params, "name": group}]
-        return cls(groups, lr=self.lr, weight_decay=self.weight_decay, **options)  # pyright: ignore
+        make: Any = cls  # the base class declares none of these arguments
+        return make(groups, lr=self.lr, weight_decay=self.weight_decay, **options)
 
     def schedule(self, total_steps: float) -> WarmupPolyDecay:
         """The learning rate's factor by step; `total_steps` serves decay_steps=-1."""
@@ -175,7 +177,7 @@ def fused_works(cls: type[Optimizer], device: torch.device, dtype: torch.dtype) 
     param = nn.Parameter(torch.ones(1, device=device, dtype=dtype))
     param.grad = torch.ones_like(param)
     try:
-        cls([param], fused=True).step()  # pyright: ignore[reportCallIssue]
+        cast(Any, cls)([param], fused=True).step()
     except (RuntimeError, TypeError):
         return False
     return True
@@ -228,7 +230,7 @@ class JointOptimizer(Optimizer):
         # The very dicts of the inner optimizers: a scheduler's new rate reaches them.
         self.param_groups = [group for o in self.optimizers for group in o.param_groups]
 
-    @property
+    @property  # type: ignore[override]
     def state(self) -> dict[Tensor, Any]:
         """State by parameter. A fresh dict: the inner ones are filled at the first step."""
         return {param: value for o in self.optimizers for param, value in o.state.items()}

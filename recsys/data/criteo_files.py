@@ -8,7 +8,7 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,7 +114,7 @@ def _map(path: Path, offset: int) -> NDArray[Any]:
         read = np.lib.format.read_array_header_1_0
         read = read if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, fortran, dtype = read(file)
-        order = "F" if fortran else "C"
+        order: Literal["F", "C"] = "F" if fortran else "C"
         return np.memmap(path, dtype, "r", offset=file.tell(), shape=shape, order=order)
 
 
