@@ -78,6 +78,8 @@ class Check:
     def objection(self, transaction: Transaction) -> str | None:
         """Why `transaction` may not be committed; None if it may."""
         leaves = transaction.leaves()
+        if not all(self._legality.knows(node) for node in (*transaction.nodes, *leaves)):
+            return "an earlier rewrite has taken away what it works on"
         for old, new in transaction.replaced.items():
             if old not in transaction.nodes:
                 return f"replaces {_label(old)}, which is outside its match"
