@@ -23,7 +23,7 @@ TALLY: Counter[str] = Counter()
 
 @pytest.mark.slow
 @pytest.mark.timeout(0)
-# Open: the engine still differs from eager on some of these programs; take this mark away to see one.
+# Open: the engine differs from eager on some of these programs; without this mark one is shown.
 @pytest.mark.xfail(reason="random programs still find faults of the engine", strict=False)
 @settings(
     max_examples=NUM_PROGRAMS,
