@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from optimus.axes import spell
 from optimus.editor import Editor, Refused
 from optimus.legality import storages_of, tensor_of, value_of
 from optimus.ops import op_of
@@ -167,9 +168,10 @@ def restride(editor: Editor, node: Node, like: torch.Tensor, place: Node) -> Nod
         copy = _clone(editor, core, place)
     else:
         inverse = tuple(order.index(dim) for dim in range(like.dim()))
-        permuted = editor.make("permute", (core, tuple(order)), {}, node, place)
-        copy = _clone(editor, permuted, place)
-        copy = editor.make("permute", (copy, inverse), {}, node, place)
+        name, arguments = spell(tuple(order))
+        copy = _clone(editor, editor.make(name, (core, *arguments), {}, node, place), place)
+        name, arguments = spell(inverse)
+        copy = editor.make(name, (copy, *arguments), {}, node, place)
     if core is node:
         return copy
     return editor.make(torch.Tensor.expand_as, (copy, node), {}, node, place)

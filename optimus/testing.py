@@ -20,6 +20,7 @@ from optimus.legality import storages_of
 from optimus.pattern import Example, Rewrite
 from optimus.pipeline import patterns_by_name
 from optimus.report import Report
+from optimus.values import same_strides
 
 Inputs = tuple[Any, ...]
 
@@ -194,8 +195,9 @@ def _compare_value(expected: Any, actual: Any, reference: Any, label: str) -> No
         want, got = getattr(expected, aspect), getattr(actual, aspect)
         assert want == got, f"{label}: {aspect} {got} instead of {want}"
     if expected.numel() > 0:
-        strides = (actual.stride(), expected.stride())
-        assert strides[0] == strides[1], f"{label}: stride {strides[0]} instead of {strides[1]}"
+        assert same_strides(actual, expected), (
+            f"{label}: stride {actual.stride()} instead of {expected.stride()}"
+        )
     if not torch.equal(expected.isnan(), actual.isnan()):
         raise AssertionError(f"{label}: NaN in other places")
     if reference is None:

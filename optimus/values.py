@@ -81,9 +81,15 @@ def same_type(one: Any, other: Any) -> bool:
 
 
 def same_strides(one: Any, other: Any) -> bool:
-    """Whether two values of the same type are also laid out in memory the same way."""
+    """Whether two values of the same type are also laid out in memory the same way.
+
+    Where there is one index only, or no element, a stride says nothing.
+    """
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return one.layout is not torch.strided or same_sizes(one.stride(), other.stride())
+        if one.layout is not torch.strided or any(same_size(size, 0) for size in one.shape):
+            return True
+        each = zip(one.shape, one.stride(), other.stride(), strict=True)
+        return all(same_size(size, 1) or same_size(a, b) for size, a, b in each)
     if isinstance(one, tuple | list) and isinstance(other, tuple | list):
         return len(one) == len(other) and all(map(same_strides, one, other))
     return True

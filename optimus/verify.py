@@ -133,11 +133,18 @@ def _note_outputs(result: Trace, inputs: Sequence[Any], outputs: Sequence[Any]) 
             result.facts[name] = out
             continue
         result.values[name] = out.detach().clone()
-        strides = out.stride() if out.numel() and out.layout is torch.strided else ()
-        result.facts[f"{name}: stride"] = strides
+        result.facts[f"{name}: stride"] = _strides(out)
         result.facts[f"{name}: requires_grad"] = out.requires_grad
         own = storages[len(inputs) + i]
         result.facts[f"{name}: memory"] = [j for j, s in enumerate(storages) if s & own]
+
+
+def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Strides of dimensions with more than one index, if there are elements at all."""
+    if not tensor.numel() or tensor.layout is not torch.strided:
+        return ()
+    each = zip(tensor.shape, tensor.stride(), strict=True)
+    return tuple(stride for size, stride in each if size > 1)
 
 
 @dataclass(frozen=True)

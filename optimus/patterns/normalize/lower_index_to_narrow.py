@@ -63,20 +63,22 @@ class LowerIndexToNarrow(Pattern):
 
 
 def _steps(index: tuple[Any, ...], tensor: torch.Tensor) -> list[Step] | Miss:
-    """Views that take `index` of `tensor`: ranges and places from the last dimension to the first,
-    so that those to come keep their numbers, then the new dimensions."""
+    """Views that take `index` of `tensor`, one dimension after another as indexing does."""
     parts = _spread(index, tensor.dim())
     if parts is None:
         return Miss("not basic indexing with numbers")
     steps: list[Step] = []
-    taken = [part for part in parts if part is not None]
-    for dim in reversed(range(len(taken))):
-        step = _step(taken[dim], dim, static_size(tensor, dim))
-        if isinstance(step, Miss):
-            return step
-        steps += step
-    kept = [part for part in parts if not isinstance(part, int)]
-    steps += [("unsqueeze", place) for place, part in enumerate(kept) if part is None]
+    taken = kept = 0  # dimensions of the tensor, and of the result, so far
+    for part in parts:
+        if part is None:
+            steps.append(("unsqueeze", kept))
+        else:
+            step = _step(part, kept, static_size(tensor, taken))
+            if isinstance(step, Miss):
+                return step
+            steps += step
+            taken += 1
+        kept += not isinstance(part, int)
     return steps or Miss("takes everything")
 
 

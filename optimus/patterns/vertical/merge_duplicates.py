@@ -33,12 +33,12 @@ class MergeDuplicates(SweepPattern):
     def matches(self, nodes: Sequence[Node]) -> Iterator[Match]:
         first: dict[Hashable, Node] = {}
         for node in nodes:
-            key = _key(node)
-            twin = node if key is None else first.setdefault(key, node)
-            if twin is not node and effects_of(node).pure:
+            key = _key(node) if node.users else None
+            twin = first.get(key)
+            if key is not None and twin is not None and _may_be_one(node, twin):
                 yield Match((node, twin), values={"twin": twin})
-                if node.users:  # refused: what follows may be closer to it than to the first
-                    first[key] = node
+            if key is not None and node.users:  # refused: those to come may be closer to it
+                first[key] = node
 
     def rewrite(self, match: Match, edit: Editor) -> None:
         edit.replace(match.anchor, match["twin"])
@@ -50,6 +50,13 @@ class MergeDuplicates(SweepPattern):
             Example("twins", lambda: (_Twins(), (x,)), fires=4),
             Example("different", lambda: (_Different(), (x,)), fires=0),
         )
+
+
+def _may_be_one(node: Node, twin: Node) -> bool:
+    """Where both are returned, one value would have to be copied, to give each its own memory."""
+    if not twin.users or not effects_of(node).pure:
+        return False
+    return not any(user.op == "output" and user in twin.users for user in node.users)
 
 
 def _key(node: Node) -> Hashable | None:
