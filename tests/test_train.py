@@ -114,6 +114,10 @@ def test_the_log_has_the_gain(whole: Path) -> None:
     assert all(gain > -1 for gain in gains)
 
 
+@pytest.mark.skipif(
+    "OPTIMUS_SWEEP_TESTS" not in os.environ,
+    reason="a process for each job, many minutes: OPTIMUS_SWEEP_TESTS=1 runs it",
+)
 def test_optimus_changes_no_result(whole: Path, tmp_path: Path) -> None:
     done = run(tmp_path / "none", "optimus.patterns=none")
     assert done.returncode == 0, done.stderr
@@ -204,6 +208,10 @@ def table(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.skipif(
+    "OPTIMUS_SWEEP_TESTS" not in os.environ,
+    reason="a process for each job, many minutes: OPTIMUS_SWEEP_TESTS=1 runs it",
+)
 @pytest.mark.slow
 def test_multirun_isolates_its_jobs_and_goes_on_after_a_failure(
     whole: Path, tmp_path: Path
@@ -228,6 +236,10 @@ def test_multirun_isolates_its_jobs_and_goes_on_after_a_failure(
     assert (tmp_path / "summary.png").stat().st_size > 0
 
 
+@pytest.mark.skipif(
+    "OPTIMUS_SWEEP_TESTS" not in os.environ,
+    reason="a process for each job, many minutes: OPTIMUS_SWEEP_TESTS=1 runs it",
+)
 @pytest.mark.slow
 def test_leave_one_out_ends_in_one_table(tmp_path: Path) -> None:
     from optimus.pipeline import pattern_names
