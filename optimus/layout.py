@@ -249,8 +249,9 @@ class OutputContract:
         """
         graph, restored = editor.graph, dict[int, Node]()
         nodes, partners = _returned(graph), self._partners(graph)
-        for position, promise in self._promises.items():
-            node, now = nodes[position], partners[position]
+        # First memory of its own where that was promised: a view that shares it needs none then.
+        for position, promise in sorted(self._promises.items(), key=lambda item: not item[1].fresh):
+            node, now = nodes[position], partners[position] - restored.keys()
             if not same_type(promise.value, value_of(node)):
                 raise Refused(f"output {position} would change its type")
             same = same_strides(promise.value, value_of(node)) and promise.fresh <= is_fresh(node)
