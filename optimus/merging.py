@@ -104,9 +104,12 @@ def arrange(group: Sequence[Node], inputs: Inputs, busy: Collection[int] = ()) -
     `busy`: dimensions of the first input, counted from the end, that the operation works along.
     """
     buckets: dict[Hashable, list[_Row]] = {}
-    for row in _rows(group, inputs):
-        buckets.setdefault(row.kind, []).append(row)
     result: list[list[_Row]] = []
+    for row in _rows(group, inputs):
+        if all(user.op == "output" for user in row.node.users):
+            result.append([row])  # it would have to be copied out again
+        else:
+            buckets.setdefault(row.kind, []).append(row)
     for rows in buckets.values():
         rows.sort(key=lambda row: row.starts)
         regions = _cut(rows, lambda one, other: _region(one, other, busy))
@@ -195,7 +198,7 @@ def _stackable(run: Sequence[_Row]) -> list[list[_Row]]:
     parts: list[list[_Row]] = []
     rest = list(run)
     while rest:
-        size = min(_num_distinct(column) for column in _paths(rest))
+        size = min(map(_num_distinct, _paths(rest))) if len(rest) > 1 else 1
         while size > 1 and not all(_is_view(column[:size]) for column in _paths(rest)):
             size -= 1
         parts.append(rest[:size])

@@ -227,7 +227,7 @@ class Check:
         matched = set(transaction.nodes)
         grad = self._legality.context(transaction.before).grad
         seen = leaves | set(transaction.drops)
-        kept = [leaf for leaf in leaves if leaf in matched]  # they read what the match reads
+        kept = [n for n in leaves if n in matched or is_view(n)]  # they read what the match reads
         while kept:
             inputs = [n for n in kept.pop().all_input_nodes if n not in seen]
             seen.update(inputs)

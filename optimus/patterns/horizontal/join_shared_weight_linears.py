@@ -48,8 +48,11 @@ class JoinSharedWeightLinears(GroupPattern):
         return (path_of(values["weight"]), None if bias is None else path_of(bias))
 
     def arrange(self, group: Sequence[Node]) -> Sequence[Sequence[Node]]:
+        distinct = _without_repeats(group)
+        if _are_rows(ordered := in_order(distinct, [input_of(node) for node in distinct])):
+            return [ordered]
         parts: dict[Hashable, list[Node]] = {}
-        for node in _without_repeats(group):
+        for node in distinct:
             parts.setdefault(_shape(node), []).append(node)
         alone = [part[0] for part in parts.values() if len(part) == 1]
         joined = [in_order(p, [input_of(n) for n in p]) for p in parts.values() if len(p) > 1]
@@ -60,11 +63,11 @@ class JoinSharedWeightLinears(GroupPattern):
         inputs = [input_of(node) for node in group]
         if len({_shape(node) for node in group}) == 1:
             return plan_stack(inputs).copies
-        return rank_of(inputs[0]) != 2 or region_of(inputs, 0) is None
+        return not _are_rows(group)
 
     def rewrite(self, group: Sequence[Node], edit: Editor) -> None:
-        equal = len({_shape(node) for node in group}) == 1
-        parts = _linear_of_stack(edit, group) if equal else _linear_of_rows(edit, group)
+        is_stack = len({_shape(node) for node in group}) == 1 and not _are_rows(group)
+        parts = _linear_of_stack(edit, group) if is_stack else _linear_of_rows(edit, group)
         for node, part in zip(group, parts, strict=True):
             edit.replace(node, part)
 
@@ -82,6 +85,12 @@ def _shape(node: Node) -> Hashable:
     tensor = tensor_of(input_of(node))
     assert tensor is not None
     return freeze(tensor.shape)
+
+
+def _are_rows(group: Sequence[Node]) -> bool:
+    """Whether the inputs are matrices that lie one above the other."""
+    inputs = [input_of(node) for node in group]
+    return all(rank_of(x) == 2 for x in inputs) and region_of(inputs, 0) is not None
 
 
 def _without_repeats(group: Sequence[Node]) -> list[Node]:
