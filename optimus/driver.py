@@ -93,6 +93,7 @@ class _Run:
         self._editor = editor
         self._strict = strict
         self._failed: set[str] = set()
+        self._idle: dict[tuple[str, ...], tuple[int, bool, bool]] = {}
 
     def phase(self, phase: Phase) -> None:
         """Repeat until a round changes nothing, not even one that allows for copies."""
@@ -117,8 +118,13 @@ class _Run:
             yield from [side_by_side] if are_groups else [(pattern,) for pattern in side_by_side]
 
     def _step(self, patterns: Sequence[Rewrite], patient: bool) -> bool:
-        """Run them once; whether groups were postponed because they cost copies."""
+        """Run them once, unless they found nothing in this very graph; whether groups were
+        postponed because they cost copies."""
         editor, size = self._editor, len(self._editor.graph.nodes)
+        names, before = tuple(p.name() for p in patterns), self._editor.edits
+        edits, was_patient, was_postponed = self._idle.get(names, (-1, False, False))
+        if edits == before and (patient or not was_patient or not was_postponed):
+            return was_postponed
         reports = {p.name(): PatternReport(p.name(), p.family, 0, 0, {}, size) for p in patterns}
         for report in reports.values():
             report.nodes_after = size
@@ -134,6 +140,8 @@ class _Run:
         settle(editor)
         for name, report in reports.items():
             _accumulate(self.reports.setdefault(name, report), report)
+        if editor.edits == before:
+            self._idle[names] = (before, patient, postponed)
         return postponed
 
     def _run_alone(self, pattern: Pattern | SweepPattern, report: PatternReport) -> None:

@@ -14,7 +14,6 @@ import torch
 from torch.fx import Graph, Node
 
 from optimus.editor import Editor, Refused
-from optimus.effects import effects_of
 from optimus.legality import Legality, memory_of, value_of
 from optimus.values import requires_grad
 
@@ -75,7 +74,7 @@ def differentiated(graph: Graph, legality: Legality) -> set[Node]:
     found: set[Node] = set()
     memory: set[int] = set()  # what is read later on, and counts
     for node in reversed(graph.nodes):
-        writes = effects_of(node).writes
+        writes = legality.effects(node).writes
         is_read = bool(writes) and not memory.isdisjoint(memory_of(writes))
         # A view made under no_grad requires a gradient, too, but passes none on.
         passes = node.op == "output" or legality.context(node).grad

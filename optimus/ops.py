@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import inspect
 import operator
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.fx import Node
@@ -39,8 +40,28 @@ def arguments(node: Node) -> dict[str, Any] | None:
     cannot (an in-place flag, an `out=`, a scalar where a tensor stands, a wrong number of
     arguments).
     """
-    spelling = _spelling(node)
-    return _bind(spelling, node, writes=False) if spelling is not None else None
+    read = _READ.get(node)
+    if read is None or not read.is_of(node):
+        spelling = _spelling(node)
+        values = _bind(spelling, node, writes=False) if spelling is not None else None
+        read = _READ[node] = _Read(node.target, node.args, node.kwargs, values)
+    return dict(read.values) if read.values is not None else None
+
+
+class _Read(NamedTuple):
+    """What a call said when it was last read; patterns read most calls many times."""
+
+    target: Target
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    values: dict[str, Any] | None
+
+    def is_of(self, node: Node) -> bool:
+        same = self.args is node.args and self.kwargs is node.kwargs
+        return same and self.target is node.target
+
+
+_READ: WeakKeyDictionary[Node, _Read] = WeakKeyDictionary()
 
 
 def out_of_place(node: Node) -> tuple[Op, dict[str, Any]] | None:
