@@ -1,0 +1,54 @@
+"""Where a Triton kernel can run: on a GPU, or on the CPU under Triton's interpreter.
+
+Every operator asks `can_launch` and runs its reference where the answer is no, so that a program
+with kernels in it works on any machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+from contextlib import AbstractContextManager
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_ON_GPU = (torch.float16, torch.bfloat16, torch.float32)
+_INTERPRETED = (*_ON_GPU, torch.float64)
+
+
+def is_interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter: TRITON_INTERPRET=1 in the environment.
+
+    Triton reads it when a kernel's module is loaded; setting it later has no effect on that module.
+    """
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def can_launch(*tensors: Tensor) -> bool:
+    """Whether a kernel can run on these tensors: all on one GPU and in half or single precision,
+    or on the CPU with the interpreter on (float64 too)."""
+    if not tensors or not _has_triton() or len({t.device for t in tensors}) > 1:
+        return False
+    if is_interpreted():
+        return all(t.device.type == "cpu" and t.dtype in _INTERPRETED for t in tensors)
+    return all(t.is_cuda and t.dtype in _ON_GPU for t in tensors)
+
+
+def on_device(tensor: Tensor) -> AbstractContextManager[Any]:
+    """Makes the tensor's GPU the current one: Triton launches there, wherever the data are."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
+
+
+def dot_precision(dtype: torch.dtype) -> str:
+    """How `tl.dot` multiplies float32: "tf32" where PyTorch's own products do, else "ieee"."""
+    exact = dtype != torch.float32 or torch.get_float32_matmul_precision() == "highest"
+    return "ieee" if exact else "tf32"
+
+
+@cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None

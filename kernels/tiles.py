@@ -1,0 +1,97 @@
+"""What kernels share inside: number types and activations. Needs triton.
+
+The interpreter has no bf16 arithmetic and rounds to bf16 by cutting off, so there operands are
+widened before they are multiplied and rounded here; on a GPU both cost nothing.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.launch import is_interpreted
+
+INTERPRETED = tl.constexpr(is_interpreted())
+
+
+def sum_type(dtype: torch.dtype) -> tl.dtype:
+    """What sums over values of `dtype` are taken in."""
+    return tl.float64 if dtype == torch.float64 else tl.float32
+
+
+@triton.jit
+def wide(x):
+    """`x` in the type that sums are taken in: float32, or float64 for float64."""
+    if x.dtype == tl.float64:
+        return x
+    else:
+        return x.to(tl.float32)
+
+
+@triton.jit
+def operand(x):
+    """`x` as `tl.dot` takes it."""
+    if INTERPRETED:
+        return wide(x)
+    else:
+        return x
+
+
+@triton.jit
+def narrow(x, dtype: tl.constexpr):
+    """`x`, float32 or float64, rounded to nearest even in `dtype`."""
+    if INTERPRETED and dtype == tl.bfloat16:
+        bits = x.to(tl.float32).to(tl.uint32, bitcast=True)
+        up = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+        rounded = up.to(tl.float32, bitcast=True)
+        is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
+        return tl.where(is_nan, x.to(tl.float32), rounded).to(tl.bfloat16)
+    else:
+        return x.to(dtype)
+
+
+@triton.jit
+def activate(z, ACTIVATION: tl.constexpr):
+    """The activation of `z`, which is float32 or float64; names as in kernels.activations."""
+    if ACTIVATION == "relu":
+        return tl.where(z < 0, 0.0, z).to(z.dtype)  # NaN stays NaN
+    elif ACTIVATION == "gelu":
+        return 0.5 * z * (1 + tl.math.erf(z * 0.7071067811865476))
+    elif ACTIVATION == "gelu_tanh":
+        return z * tl.sigmoid(1.5957691216057308 * (z + 0.044715 * z * z * z))
+    elif ACTIVATION == "silu":
+        return z * tl.sigmoid(z)
+    elif ACTIVATION == "sigmoid":
+        return tl.sigmoid(z)
+    elif ACTIVATION == "tanh":
+        return 2 * tl.sigmoid(2 * z) - 1
+    else:
+        tl.static_assert(ACTIVATION == "none")
+        return z
+
+
+@triton.jit
+def slope(z, ACTIVATION: tl.constexpr):
+    """The derivative of the activation at `z`."""
+    if ACTIVATION == "relu":
+        return tl.where(z <= 0, 0.0, 1.0).to(z.dtype)
+    elif ACTIVATION == "gelu":
+        density = 0.3989422804014327 * tl.exp(-0.5 * z * z)
+        return 0.5 * (1 + tl.math.erf(z * 0.7071067811865476)) + z * density
+    elif ACTIVATION == "gelu_tanh":
+        gate = tl.sigmoid(1.5957691216057308 * (z + 0.044715 * z * z * z))
+        inner = 1.5957691216057308 * (1 + 0.134145 * z * z)
+        return gate + z * gate * (1 - gate) * inner
+    elif ACTIVATION == "silu":
+        gate = tl.sigmoid(z)
+        return gate * (1 + z * (1 - gate))
+    elif ACTIVATION == "sigmoid":
+        gate = tl.sigmoid(z)
+        return gate * (1 - gate)
+    elif ACTIVATION == "tanh":
+        gate = 2 * tl.sigmoid(2 * z) - 1
+        return 1 - gate * gate
+    else:
+        tl.static_assert(ACTIVATION == "none")
+        return tl.full(z.shape, 1.0, z.dtype)

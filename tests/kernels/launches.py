@@ -1,0 +1,26 @@
+"""Launches of every kernel in the forms that the models need, for `tests.kernels.hopper`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from kernels.dot_interaction import triton as dot_interaction
+
+
+def _empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.empty(shape, dtype=dtype)
+
+
+def _dot_interaction(dtype: torch.dtype) -> None:
+    dense, embedded = _empty(8, 128, dtype=dtype), _empty(8, 26, 128, dtype=dtype)
+    out = dot_interaction.forward(dense, embedded, True)
+    dot_interaction.backward(out, dense, embedded, False)
+
+
+LAUNCHES: dict[str, Callable[[], None]] = {
+    "dot_interaction bf16": lambda: _dot_interaction(torch.bfloat16),
+    "dot_interaction fp32": lambda: _dot_interaction(torch.float32),
+}

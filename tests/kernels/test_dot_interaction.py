@@ -1,0 +1,115 @@
+"""dot_interaction against its definition, in the interpreter (on a GPU: compiled) and without."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.dot_interaction import dot_interaction, reference
+from kernels.tuning import pinned, tile
+from tests.kernels import checks
+
+
+def _inputs(batch: int, features: int, size: int, dtype: torch.dtype, device: str) -> list[Tensor]:
+    torch.manual_seed(0)
+    shapes = ((batch, size), (batch, features, size))
+    return [torch.randn(s).to(dtype).to(device) for s in shapes]
+
+
+def _op(upper: bool) -> checks.Function:
+    return lambda dense, embedded: dot_interaction(dense, embedded, upper)
+
+
+def _plain(upper: bool) -> checks.Function:
+    return lambda dense, embedded: reference.dot_interaction(dense, embedded, upper)
+
+
+@pytest.mark.parametrize("device", checks.DEVICES)
+@pytest.mark.parametrize("dtype", checks.DTYPES)
+@pytest.mark.parametrize(
+    ("batch", "features", "size", "upper"),
+    [(5, 3, 8, False), (3, 26, 16, True), (2, 1, 130, True), (1, 16, 5, False), (0, 4, 8, True)],
+)
+def test_is_as_accurate_as_plain_pytorch(
+    batch: int, features: int, size: int, upper: bool, dtype: torch.dtype, device: str
+) -> None:
+    inputs = _inputs(batch, features, size, dtype, device)
+    checks.against(_op(upper), _plain(upper), inputs)
+
+
+@pytest.mark.parametrize("device", checks.DEVICES)
+def test_takes_several_samples_a_program(device: str) -> None:
+    inputs = _inputs(5, 3, 8, torch.float32, device)
+    several = tile(ROWS=4)
+    with pinned("dot_interaction_fwd", several), pinned("dot_interaction_bwd", several):
+        checks.against(_op(True), _plain(True), inputs)
+
+
+@pytest.mark.parametrize("device", checks.DEVICES)
+def test_reads_its_inputs_where_they_lie(device: str) -> None:
+    inputs = [checks.apart(x) for x in _inputs(3, 4, 8, torch.float32, device)]
+    checks.against(_op(True), _plain(True), inputs)
+
+
+def test_offsets_have_64_bits() -> None:
+    inputs = [checks.far_apart(x) for x in _inputs(2, 3, 8, torch.bfloat16, "cpu")]
+    checks.against(_op(False), _plain(False), inputs)
+
+
+@pytest.mark.parametrize("device", checks.DEVICES)
+def test_is_the_same_each_time(device: str) -> None:
+    checks.same_each_time(_op(True), _inputs(4, 5, 8, torch.bfloat16, device))
+
+
+@pytest.mark.parametrize("device", checks.DEVICES)
+def test_works_in_one_compiled_graph(device: str) -> None:
+    checks.compiles(_op(True), _inputs(4, 5, 8, torch.float32, device))
+
+
+@pytest.mark.parametrize("device", checks.DEVICES)
+@pytest.mark.parametrize("lowered", ["none", "dense", "both"])
+def test_casts_under_autocast(lowered: str, device: str) -> None:
+    dense, embedded = _inputs(4, 5, 8, torch.float32, device)
+    dense = dense if lowered == "none" else dense.bfloat16()
+    embedded = embedded.bfloat16() if lowered == "both" else embedded
+    plain = _torchrec if lowered != "dense" else None
+    if plain is not None:
+        checks.casts(_op(True), plain, [dense, embedded])
+    with torch.autocast(device, torch.bfloat16):
+        expected = torch.float32 if lowered == "none" else torch.bfloat16
+        assert dot_interaction(dense, embedded).dtype == expected
+
+
+def _torchrec(dense: Tensor, embedded: Tensor) -> Tensor:
+    vectors = torch.cat((dense.unsqueeze(1), embedded), 1)
+    products = torch.bmm(vectors, vectors.transpose(1, 2))
+    rows, columns = torch.triu_indices(vectors.shape[1], vectors.shape[1], 1)
+    return torch.cat((dense, products[:, rows, columns]), 1)
+
+
+def test_orders_pairs_as_torchrec_does() -> None:
+    dense, embedded = _inputs(3, 4, 8, torch.float64, "cpu")
+    torch.testing.assert_close(dot_interaction(dense, embedded, True), _torchrec(dense, embedded))
+
+
+@pytest.mark.parametrize("interpreted", [True, False])
+def test_gradients_are_those_of_finite_differences(interpreted: bool) -> None:
+    inputs = [x.requires_grad_() for x in _inputs(2, 3, 4, torch.float64, "cpu")]
+    if interpreted:
+        torch.autograd.gradcheck(_op(True), inputs, fast_mode=True)
+    else:
+        with checks.on_reference():
+            torch.autograd.gradcheck(_op(False), inputs)
+
+
+def test_passes_opcheck() -> None:
+    inputs = [x.requires_grad_() for x in _inputs(2, 3, 4, torch.float32, "cpu")]
+    torch.library.opcheck(torch.ops.kernels.dot_interaction.default, (*inputs, True))
+
+
+def test_refuses_shapes_that_do_not_fit() -> None:
+    with pytest.raises(ValueError, match="needs dense"):
+        dot_interaction(torch.ones(2, 3), torch.ones(2, 3))
+    with pytest.raises(ValueError, match="does not fit"):
+        dot_interaction(torch.ones(2, 3), torch.ones(2, 4, 5))

@@ -1,0 +1,37 @@
+"""Rules that hold for all kernels: they stand alone, and they compile for the GPU."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_kernels_import_nothing_of_ours() -> None:
+    for file in (ROOT / "kernels").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            ours = {name.split(".")[0] for name in names} & {"optimus", "recsys", "tests", "conf"}
+            assert not ours, f"{file.name} imports {ours}"
+
+
+@pytest.mark.slow
+def test_kernels_compile_for_hopper() -> None:
+    """In a process of its own: here they are loaded for the interpreter."""
+    command = [sys.executable, "-m", "tests.kernels.hopper", "--first", "bf16"]
+    done = subprocess.run(
+        command, check=False, capture_output=True, text=True, timeout=500, cwd=ROOT, env=_env()
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _env() -> dict[str, str]:
+
+    return {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
