@@ -6,9 +6,7 @@ import csv
 import json
 import math
 import os
-import resource
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -18,9 +16,8 @@ from typing import Any
 import pytest
 import torch
 
-ROOT = Path(__file__).parents[1]
-# Threads that wait for each other are slow where tests share the cores.
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+from tests import processes
+
 # 40 steps, small tables and layers; the rewritten graph runs as it is.
 SMALL = (
     "trainer.accelerator=cpu",
@@ -51,18 +48,9 @@ def command(folder: Path, *overrides: str) -> list[str]:
     return [sys.executable, "-W", "ignore", "train.py", *flags, *own, *SMALL, *rest]
 
 
-def run(folder: Path, *overrides: str, **options: Any) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
     """Run train.py with its output in `folder` and wait for it."""
-    return subprocess.run(
-        command(folder, *overrides),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=500,
-        env=ENVIRONMENT,
-        **options,
-    )
+    return processes.run(command(folder, *overrides), timeout=500)
 
 
 def result(folder: Path) -> dict[str, Any]:
@@ -132,17 +120,10 @@ def test_killed_and_resumed_ends_as_if_never_stopped(whole: Path, tmp_path: Path
     last = folder / "checkpoints" / "last.ckpt"
     every = ["callbacks.last.every_n_train_steps=7"]
     # A step takes milliseconds: wait for the file and kill, wherever the run is by then.
-    with subprocess.Popen(
-        command(folder, *every),
-        cwd=ROOT,
-        env=ENVIRONMENT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    ) as running:
+    with processes.running(command(folder, *every)) as running:
         deadline = time.monotonic() + 240
         while not last.exists() and running.poll() is None and time.monotonic() < deadline:
             time.sleep(0.002)
-        running.send_signal(signal.SIGKILL)
     assert last.exists()
     assert not (folder / "result.json").exists()
     done = run(tmp_path / "resumed", *every, "resume=last")
@@ -170,11 +151,9 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(whole: Path, tmp_path: Path)
     folder = tmp_path / "run"
     shutil.copytree(whole / "checkpoints", folder / "checkpoints")
     before = (folder / "checkpoints" / "last.ckpt").read_bytes()
-
-    def limit() -> None:  # writing more than this to one file fails, as on a full disk
-        resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, len(before) // 2))
-
-    message = last_line(run(folder, preexec_fn=limit))
+    # Writing more than this to one file fails, as on a full disk.
+    limit = ["prlimit", f"--fsize={len(before) // 2}"]
+    message = last_line(processes.run([*limit, *command(folder)]))
     assert "could not be written" in message
     assert f"The last good checkpoint is {folder / 'checkpoints'}" in message
     assert {f.name for f in (folder / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}

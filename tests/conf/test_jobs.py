@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from conf.jobs import Result, describe, recorded
+from tests import processes
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,13 +44,7 @@ def sweep(tmp_path: Path, *arguments: str, **environment: str) -> str:
     program.write_text(PROGRAM)
     folder = str(tmp_path / "it's = a, {sweep}").replace("'", r"\'")
     command = [sys.executable, str(program), "-m", f"hydra.sweep.dir='{folder}'", *arguments]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", **environment},
-    )
+    done = processes.run(command, **environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -12,7 +10,8 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests import processes
+
 PROGRAM = """
     import json, sys
     from pathlib import Path
@@ -51,11 +50,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("ddp")
     program = path / "program.py"
     program.write_text(textwrap.dedent(PROGRAM))
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(program), str(path)]
-    done = subprocess.run(
-        command, env=environment, timeout=500, capture_output=True, text=True, check=False
-    )
+    done = processes.run([sys.executable, program, path], timeout=400)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return path
 

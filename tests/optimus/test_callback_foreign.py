@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -19,6 +18,7 @@ from lightning.pytorch.callbacks import (
 )
 
 from optimus.callback import OptimusCallback
+from tests import processes
 from tests.optimus.foreign_modules import (
     Gan,
     LogsInForward,
@@ -186,12 +186,8 @@ def test_a_checkpoint_loads_without_optimus(tmp_path: Path) -> None:
         assert fit.global_step == 24, fit.global_step
         assert not [name for name in sys.modules if name.split(".")[0] == "optimus"]
     """
-    subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program), str(tmp_path)],
-        check=True,
-        timeout=300,
-        cwd=Path(__file__).parents[2],
-    )
+    done = processes.run([sys.executable, "-c", textwrap.dedent(program), tmp_path])
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_checkpoint_made_without_optimus_goes_on_with_it(tmp_path: Path) -> None:
@@ -231,12 +227,8 @@ def test_the_older_package_of_lightning_takes_the_same_callback(tmp_path: Path) 
         import pickle
         assert pickle.loads(pickle.dumps(callback)).settings == callback.settings
     """
-    subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program), str(tmp_path)],
-        check=True,
-        timeout=300,
-        cwd=Path(__file__).parents[2],
-    )
+    done = processes.run([sys.executable, "-c", textwrap.dedent(program), tmp_path])
+    assert done.returncode == 0, done.stderr
     assert (tmp_path / "optimus_summary.html").exists()
 
 

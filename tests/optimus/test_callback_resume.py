@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
-import subprocess
 import sys
 import textwrap
 import time
@@ -21,9 +18,9 @@ from optimus.callback import OptimusCallback
 from optimus.figures import Phase
 from optimus.settings import Settings
 from optimus.takeover import Takeover
+from tests import processes
 from tests.optimus.foreign_modules import Regressor, ResumableLoader, loader, trainer
 
-ROOT = Path(__file__).parents[2]
 BATCHES = 24
 
 
@@ -239,9 +236,8 @@ PROGRAM = """
 """
 
 
-def start(path: Path, *resume: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(path), *resume]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+def program(path: Path, *resume: Path) -> list[str | Path]:
+    return [sys.executable, "-c", textwrap.dedent(PROGRAM), path, *resume]
 
 
 def steps(path: Path) -> list[int]:
@@ -251,18 +247,16 @@ def steps(path: Path) -> list[int]:
 @pytest.mark.slow
 def test_a_killed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    uninterrupted, process = start(whole), start(killed)
-    victim = random.Random(os.getpid()).randrange(2, 110)
+    assert processes.run(program(whole)).returncode == 0
+    victim = random.SystemRandom().randrange(2, 110)
     deadline = time.monotonic() + 240
-    while victim > max(steps(killed), default=0) and process.poll() is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    with processes.running(program(killed)) as process:
+        while victim > max(steps(killed), default=0) and process.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
     assert not (killed / "final.pt").exists()
     # The newest file may be half written; the one before it is whole.
     last = steps(killed)[-2]
-    assert start(killed, str(killed / f"step={last}.ckpt")).wait(timeout=240) == 0
-    assert uninterrupted.wait(timeout=240) == 0
+    assert processes.run(program(killed, killed / f"step={last}.ckpt")).returncode == 0
     expected, found = torch.load(whole / "final.pt"), torch.load(killed / "final.pt")
     assert all(torch.equal(expected[name], found[name]) for name in expected), last

@@ -63,6 +63,11 @@ SPELLED: list[tuple[str, Call]] = [
 ]
 
 
+def spelling(target: Callable[..., Any] | str) -> str:
+    """The same in every process, as workers that share the tests must name them alike."""
+    return target if isinstance(target, str) else f"{target.__module__}.{target.__name__}"
+
+
 def run(target: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a function, or the method of that name."""
     if isinstance(target, str):
@@ -87,7 +92,10 @@ def node_of(call: Call) -> tuple[Node, dict[Node, torch.Tensor]]:
     return make(target, args, kwargs), held
 
 
-@pytest.mark.parametrize(("name", "call"), SPELLED, ids=[f"{n}-{c[0]!s}" for n, c in SPELLED])
+SPELLED_IDS = [f"{name}-{spelling(call[0])}" for name, call in SPELLED]
+
+
+@pytest.mark.parametrize(("name", "call"), SPELLED, ids=SPELLED_IDS)
 def test_spelling(name: str, call: Call) -> None:
     node, held = node_of(call)
     op, values = op_of(node), arguments(node)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor
 from torchmetrics.classification import BinaryAUROC
 
 from recsys.metrics import RecMetrics, flatten
+from tests import processes
 
 
 def samples(num: int, num_tasks: int = 2, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -135,7 +136,7 @@ def test_flatten_names_means_and_tasks() -> None:
     ]
 
 
-def _half(rank: int, folder: str) -> None:
+def half(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     logits, labels = samples(1_000)
     metrics = RecMetrics(2)
@@ -149,7 +150,13 @@ def _half(rank: int, folder: str) -> None:
 
 @pytest.mark.slow
 def test_two_processes_compute_what_one_would(tmp_path: Path) -> None:
-    mp.spawn(_half, args=(str(tmp_path),), nprocs=2)
+    ranks = [
+        [sys.executable, "-c", f"from {__name__} import half; half({rank}, {str(tmp_path)!r})"]
+        for rank in (0, 1)
+    ]
+    with processes.running(ranks[1]):
+        done = processes.run(ranks[0])
+    assert done.returncode == 0, done.stderr
     expected = computed(*samples(1_000))
     for rank in (0, 1):
         values = torch.load(tmp_path / f"{rank}.pt")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import math
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -23,9 +22,9 @@ from recsys.models.dlrm_dcnv2 import DLRMDCNv2
 from recsys.models.mmoe import MMoE
 from recsys.module import NonFiniteError, RecModule
 from recsys.optim import DENSE_OPTIMIZERS, SPARSE_OPTIMIZERS
+from tests import processes
 from tests.recsys.tiny import SCHEMA, TinyData, every_step, make_module, make_trainer, weights
 
-ROOT = Path(__file__).parents[2]
 SMALL = {"embedding_dim": 8, "bottom_layers": (16,), "over_layers": (16,)}
 
 
@@ -300,7 +299,7 @@ make_trainer(folder, Fill(), last).fit(make_module(), datamodule=TinyData())
 @pytest.mark.skipif(sys.platform == "win32", reason="limits the size of files")
 def test_a_write_that_fails_leaves_the_last_checkpoint(tmp_path: Path) -> None:
     command = [sys.executable, "-c", _FULL_DISK, str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+    done = processes.run(command)
     assert done.returncode == 1
     assert "CheckpointWriteError: checkpoint" in done.stderr
     assert "File too large" in done.stderr

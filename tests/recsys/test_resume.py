@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,9 +14,8 @@ from lightning.pytorch import seed_everything
 from torch import Tensor
 
 from recsys.resume import restore_rng, save_rng, saved_rng
+from tests import processes
 from tests.recsys.tiny import LossTrace, TinyData, every_step, make_module, make_trainer, weights
-
-ROOT = Path(__file__).parents[2]
 
 
 def run(
@@ -84,10 +81,9 @@ def test_the_checkpoint_holds_plain_data_only(tmp_path: Path) -> None:
 
 
 def _process(folder: Path, *arguments: str) -> int:
-    command = [sys.executable, "-m", "tests.recsys.tiny", str(folder), *arguments]
-    # One thread: two ranks share few cores, where waiting threads slow each other down.
-    env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=ROOT, env=env, check=False, capture_output=True).returncode
+    done = processes.run([sys.executable, "-m", "tests.recsys.tiny", folder, *arguments])
+    print(done.stderr[-3000:])
+    return done.returncode
 
 
 @pytest.mark.slow

@@ -212,7 +212,7 @@ def test_killed_conversion_goes_on_and_gives_the_same_arrays(tmp_path: Path) -> 
     for _ in range(3):
         before = _offset(folder)
         process = multiprocessing.get_context("fork").Process(
-            target=_convert_slowly, args=(path, folder)
+            target=_convert_slowly, args=(path, folder), daemon=True
         )
         process.start()
         deadline = time.monotonic() + 120

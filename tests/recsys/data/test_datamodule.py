@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from recsys.data import Batch, Schema, SparseFeature
 from recsys.data.datamodule import RecDataModule
 from recsys.data.source import MemorySource, Source, SplitSource
+from tests import processes
 
 NUM_TRAIN = 50
 
@@ -168,15 +171,26 @@ class Writer(Recorder):
         (self.folder / f"test{self.global_rank}.json").write_text(json.dumps(self.evaluated))
 
 
+TWO_RANKS = """
+    import sys
+    from pathlib import Path
+    from tests.recsys.data.test_datamodule import Numbers, Writer, trainer
+    folder = Path(sys.argv[1])
+    two = trainer(folder, strategy="ddp", devices=2, max_epochs=1)
+    two.fit(Writer(folder), datamodule=Numbers(batch_size=4))
+    two.test(Writer(folder), datamodule=Numbers(batch_size=4), verbose=False)
+"""
+
+
 @pytest.mark.slow
 def test_two_ranks_share_the_rows(
     whole_run: tuple[list[tuple[int, ...]], Path], tmp_path: Path
 ) -> None:
     seen, _ = whole_run
-    options = {"strategy": "ddp_fork", "devices": 2, "max_epochs": 1}
-    two = trainer(tmp_path, **options)
-    two.fit(Writer(tmp_path), datamodule=Numbers(batch_size=4))
-    two.test(Writer(tmp_path), datamodule=Numbers(batch_size=4), verbose=False)
+    program = tmp_path / "program.py"
+    program.write_text(textwrap.dedent(TWO_RANKS))
+    done = processes.run([sys.executable, program, tmp_path])
+    assert done.returncode == 0, done.stderr
     ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
     # Together the batches of 4 are the batches of 8 of one process.
     assert [tuple(a + b) for a, b in zip(*ranks, strict=True)] == seen[:6]
