@@ -10,6 +10,7 @@ import inspect
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -62,17 +63,45 @@ def _function_effects(node: Node, target: Callable[..., Any]) -> Effects:
         return _schema_effects(node, target._schema, is_random(target))
     if isinstance(target, torch._ops.OpOverloadPacket):
         return _packet_effects(node, target)
+    nature = _nature(target)
+    if nature.unknown:
+        return _unknown(node)
+    writes = _tensors(node.args[:1]) if nature.in_place else ()
+    if "out" in node.kwargs:
+        writes += _tensors(node.kwargs["out"])
+    if nature.flags is not None:
+        writes += _flagged_writes(node, nature.flags)
+    random = nature.random and not _is_attention_without_dropout(node, nature.name)
+    return Effects(writes, random) if writes or random else PURE
+
+
+@dataclass(frozen=True)
+class _Nature:
+    """What holds for all calls of a function. `flags`: its parameters, if some of them may make it
+    write."""
+
+    name: str = ""
+    unknown: bool = False
+    in_place: bool = False
+    random: bool = False
+    flags: inspect.Signature | None = None
+
+
+@cache
+def _nature(target: Callable[..., Any]) -> _Nature:
     name = getattr(target, "__name__", "")
     if target in _IN_PLACE_OPERATORS:
-        return Effects(_tensors(node.args[:1]))
+        return _Nature(name, in_place=True)
     if not _known_pure_home(target) or _is_opaque(target, name):
-        return _unknown(node)
-    writes = _tensors(node.kwargs.get("out"))
-    if name.endswith("_") and not name.endswith("__"):
-        writes += _tensors(node.args[:1])
-    if inspect.isfunction(target):
-        writes += _flagged_writes(node, target)
-    return Effects(writes, is_random(name) and not _is_attention_without_dropout(node, name))
+        return _Nature(name, unknown=True)
+    signature = inspect.signature(target) if inspect.isfunction(target) else None
+    if signature is not None and _FLAGS.isdisjoint(signature.parameters):
+        signature = None
+    in_place = name.endswith("_") and not name.endswith("__")
+    return _Nature(name, False, in_place, is_random(name), signature)
+
+
+_FLAGS = {"inplace", "running_mean", "max_norm"}
 
 
 def _is_attention_without_dropout(node: Node, name: str) -> bool:
@@ -103,10 +132,10 @@ def _schema_effects(node: Node, schema: torch.FunctionSchema, random: bool) -> E
     return Effects(writes, random, barrier=writes_nothing_it_says)
 
 
-def _flagged_writes(node: Node, function: Callable[..., Any]) -> tuple[Node, ...]:
+def _flagged_writes(node: Node, signature: inspect.Signature) -> tuple[Node, ...]:
     """torch.nn.functional's arguments that turn a pure function into one that writes."""
     try:
-        bound = inspect.signature(function).bind(*node.args, **node.kwargs)
+        bound = signature.bind(*node.args, **node.kwargs)
     except TypeError:
         return _tensors((node.args, node.kwargs))
     bound.apply_defaults()

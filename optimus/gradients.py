@@ -73,15 +73,17 @@ def differentiated(graph: Graph, legality: Legality) -> set[Node]:
     """Nodes through which the backward pass goes if all that is returned gets a gradient."""
     found: set[Node] = set()
     memory: set[int] = set()  # what is read later on, and counts
+    writes = not legality.is_functional
     for node in reversed(graph.nodes):
-        writes = legality.effects(node).writes
-        is_read = bool(writes) and not memory.isdisjoint(memory_of(writes))
+        counts = node in found or node.op == "output"
+        if writes and not counts:
+            counts = not memory.isdisjoint(memory_of(legality.effects(node).writes))
         # A view made under no_grad requires a gradient, too, but passes none on.
-        passes = node.op == "output" or legality.context(node).grad
-        if passes and (node.op == "output" or node in found or is_read):
+        if counts and (node.op == "output" or legality.context(node).grad):
             inputs = [n for n in _sources(node) if requires_grad(value_of(n))]
             found.update(inputs)
-            memory |= memory_of(inputs)
+            if writes:
+                memory |= memory_of(inputs)
     return found
 
 

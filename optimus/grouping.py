@@ -123,7 +123,8 @@ class GroupPass:
         editor, report = self._editor, self._report(pattern)
         place = first if editor.is_alive(first) else min(group)
         size = len(editor.graph.nodes)
-        editor.begin(group, place, (), pattern.replaces_effects)
+        nodes = [node for member in group for node in (member, *pattern.also(member))]
+        editor.begin(nodes, place, (), pattern.replaces_effects)
         outcome = attempt(editor, pattern, group)
         if isinstance(outcome, Miss):
             self._record(pattern, outcome, group)

@@ -111,12 +111,32 @@ def arrange(group: Sequence[Node], inputs: Inputs, busy: Collection[int] = ()) -
         else:
             buckets.setdefault(row.kind, []).append(row)
     for rows in buckets.values():
-        rows.sort(key=lambda row: row.starts)
-        regions = _cut(rows, lambda one, other: _region(one, other, busy))
-        single = [run[0] for run in regions if len(run) == 1]
-        result += [run for run in regions if len(run) > 1]
-        result += [part for run in _cut(single, _moves) for part in _stackable(run)]
+        result += _fewest_runs(rows, busy)
     return [[row.node for row in run] for run in result]
+
+
+def _fewest_runs(rows: Sequence[_Row], busy: Collection[int]) -> list[list[_Row]]:
+    """The best way to cut rows of one kind. Where inputs have several pieces on their way, members
+    may lie side by side in one or in another: each order is tried that runs along one of them."""
+    best: list[list[_Row]] = []
+    for last in reversed(range(max(1, len(rows[0].starts)))):
+        runs = _runs(_sorted_along(rows, last), busy)
+        if not best or len(runs) < len(best):
+            best = runs
+    return best
+
+
+def _sorted_along(rows: Sequence[_Row], last: int) -> list[_Row]:
+    """By the places of all pieces, number `last` counting least."""
+    return sorted(rows, key=lambda r: (r.starts[:last], r.starts[last + 1 :], r.starts[last:]))
+
+
+def _runs(rows: Sequence[_Row], busy: Collection[int]) -> list[list[_Row]]:
+    """Regions first; of what is on none, stacks."""
+    regions = _cut(rows, lambda one, other: _region(one, other, busy))
+    single = [run[0] for run in regions if len(run) == 1]
+    stacks = [part for run in _cut(single, _moves) for part in _stackable(run)]
+    return [run for run in regions if len(run) > 1] + stacks
 
 
 def _cut(

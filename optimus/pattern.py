@@ -143,6 +143,10 @@ class GroupPattern(Rewrite):
         """Split and order a group before it is rewritten (graph order as given)."""
         return [group]
 
+    def also(self, node: Node) -> Sequence[Node]:
+        """Nodes in front of a member whose work the replacement takes over with it."""
+        return ()
+
     def copies(self, group: Sequence[Node]) -> bool:
         """Whether the replacement copies inputs, so that it had better wait until nothing else
         changes the graph."""

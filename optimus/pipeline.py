@@ -20,6 +20,7 @@ from optimus.patterns.horizontal.batch_reductions import BatchReductions
 from optimus.patterns.horizontal.batch_rms_norms import BatchRmsNorms
 from optimus.patterns.horizontal.batch_softmaxes import BatchSoftmaxes
 from optimus.patterns.horizontal.join_shared_weight_linears import JoinSharedWeightLinears
+from optimus.patterns.horizontal.mix_experts_where_they_lie import MixExpertsWhereTheyLie
 from optimus.patterns.horizontal.sum_matrix_vector_products import SumMatrixVectorProducts
 from optimus.patterns.horizontal.widen_shared_input_linears import WidenSharedInputLinears
 from optimus.patterns.normalize.canonicalize_calls import CanonicalizeCalls
@@ -105,6 +106,7 @@ PIPELINE: tuple[Phase, ...] = (
             BatchNormalizes(),
             BatchPointwise(),
             BatchSoftmaxes(),
+            MixExpertsWhereTheyLie(),
             BatchReductions(),
         ),
     ),

@@ -5,15 +5,15 @@ Graphs", NeurIPS 2017). The graph is scheduled as a machine would run it: nodes 
 soon as their inputs are there; when only keyed nodes are left, all ready nodes of one key run
 together. Members of a group were ready at the same time, so none depends on another, and the order
 of the schedule is a topological order in which every group stands as one block: merging all groups
-can make no cycle. Among the keys that are ready the one whose nodes lie least deep on average goes
-first, so that a key waits for its members deeper in the graph. Linear in nodes and dependencies, up
-to a logarithm for the queue.
+can make no cycle. A key with all its nodes ready goes first, as it can win no more; then the one
+whose nodes lie least deep on average, so that a key waits for its members deeper in the graph.
+Linear in nodes and dependencies, up to a logarithm for the queue.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -53,9 +53,14 @@ class _Agenda:
         keys: Mapping[Node, Hashable],
         dependencies: Mapping[Node, Sequence[Node]],
     ) -> None:
+        self._keys = keys
         self._position = {node: i for i, node in enumerate(nodes)}
         self._waiting: dict[Node, int] = {}
         self._followers: dict[Node, list[Node]] = defaultdict(list)
+        self._plain: list[tuple[int, Node]] = []
+        self._ready: dict[Hashable, list[Node]] = defaultdict(list)
+        self._complete: list[tuple[_Rank, Hashable]] = []
+        self._partial: list[tuple[_Rank, Hashable]] = []
         depths: dict[Node, int] = {}
         for node in nodes:
             before = dict.fromkeys((*node.all_input_nodes, *dependencies.get(node, ())))
@@ -63,26 +68,31 @@ class _Agenda:
             for earlier in before:
                 self._followers[earlier].append(node)
             depths[node] = 1 + max((depths[earlier] for earlier in before), default=0)
-        self._rank = _ranks(nodes, keys, depths)
-        self._plain: list[tuple[int, Node]] = []
-        self._ready: dict[_Rank, list[Node]] = {}
-        self._queue: list[_Rank] = []
-        for node in nodes:
-            if not self._waiting[node]:
+        self._rank = _ranks(keys, depths)
+        self._missing = Counter(keys.values())
+        for node, count in self._waiting.items():
+            if not count:
                 self._make_ready(node)
 
     def next_block(self) -> list[Node] | None:
         """The next nodes to run: one without a key, or all that are ready of one key."""
         if self._plain:
             block = [heapq.heappop(self._plain)[1]]
-        elif self._queue:
-            block = self._ready.pop(heapq.heappop(self._queue))
-            block.sort(key=self._position.__getitem__)
         else:
-            return None
+            key = self._next_key(self._complete) or self._next_key(self._partial)
+            if key is None:
+                return None
+            block = sorted(self._ready.pop(key), key=self._position.__getitem__)
         for node in block:
             self._finish(node)
         return block
+
+    def _next_key(self, queue: list[tuple[_Rank, Hashable]]) -> Hashable | None:
+        while queue:
+            _, key = heapq.heappop(queue)
+            if key in self._ready:  # it may have run already, by its place in the other queue
+                return key
+        return None
 
     def _finish(self, node: Node) -> None:
         for follower in self._followers[node]:
@@ -91,30 +101,25 @@ class _Agenda:
                 self._make_ready(follower)
 
     def _make_ready(self, node: Node) -> None:
-        rank = self._rank.get(node)
-        if rank is None:
+        if node not in self._keys:
             heapq.heappush(self._plain, (self._position[node], node))
-        elif rank in self._ready:
-            self._ready[rank].append(node)
-        else:
-            self._ready[rank] = [node]
-            heapq.heappush(self._queue, rank)
+            return
+        key = self._keys[node]
+        self._missing[key] -= 1
+        if not self._missing[key]:
+            heapq.heappush(self._complete, (self._rank[key], key))
+        elif key not in self._ready:
+            heapq.heappush(self._partial, (self._rank[key], key))
+        self._ready[key].append(node)
 
 
 _Rank = tuple[float, int]
-"""Stands for a key: the average depth of its nodes; ties go to the key seen first."""
 
 
-def _ranks(
-    nodes: Sequence[Node], keys: Mapping[Node, Hashable], depths: Mapping[Node, int]
-) -> dict[Node, _Rank]:
-    """For each node that has a key the rank of the key."""
-    members: dict[Hashable, list[Node]] = defaultdict(list)
-    for node in nodes:
+def _ranks(keys: Mapping[Node, Hashable], depths: Mapping[Node, int]) -> dict[Hashable, _Rank]:
+    """Per key the average depth of its nodes; ties go to the key seen first."""
+    members: dict[Hashable, list[int]] = defaultdict(list)
+    for node, depth in depths.items():
         if node in keys:
-            members[keys[node]].append(node)
-    ranks: dict[Node, _Rank] = {}
-    for i, group in enumerate(members.values()):
-        rank = (sum(map(depths.__getitem__, group)) / len(group), i)
-        ranks |= dict.fromkeys(group, rank)
-    return ranks
+            members[keys[node]].append(depth)
+    return {key: (sum(d) / len(d), i) for i, (key, d) in enumerate(members.items())}

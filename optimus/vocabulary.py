@@ -280,6 +280,9 @@ _register(
     "input, *, memory_format=torch.contiguous_format",
     "contiguous",
 )
+_register(
+    "clone", "pointwise", torch.clone, "input, *, memory_format=torch.preserve_format", "clone"
+)
 for _name in ("hsplit", "vsplit", "dsplit"):
     _register(_name, "view", getattr(torch, _name), "input, indices_or_sections", _name)
 

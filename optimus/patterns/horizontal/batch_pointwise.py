@@ -51,6 +51,9 @@ class BatchPointwise(GroupPattern):
         inputs = _tensor_inputs(node)
         if not inputs:
             return Miss("no input is a tensor")
+        formats = (torch.preserve_format, None)
+        if (arguments(node) or {}).get("memory_format") not in formats:
+            return Miss("makes its input contiguous")
         return tuple(tensor.dim() for tensor in map(tensor_of, inputs) if tensor is not None)
 
     def arrange(self, group: Sequence[Node]) -> Sequence[Sequence[Node]]:

@@ -9,8 +9,8 @@ Needs: operations without side effects that draw no random numbers, on the same 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -31,23 +31,30 @@ class MergeDuplicates(SweepPattern):
     loner = "computed once"
 
     def matches(self, nodes: Sequence[Node]) -> Iterator[Match]:
+        twins = _number(nodes)
+        if twins:
+            # All at once, as a join of a thousand parts is rebuilt for every change of one.
+            involved = dict.fromkeys((*twins, *twins.values()))
+            yield Match(tuple(involved), values={"twins": twins})
+        # Refused where anything in between minds: then one by one, each with the nearest before.
         first: dict[Hashable, Node] = {}
-        for node in nodes:
-            key = _key(node) if node.users else None
+        for node in twins and nodes:
+            key = _key(node, {}) if node.users else None
             twin = first.get(key)
             if key is not None and twin is not None and _may_be_one(node, twin):
-                yield Match((node, twin), values={"twin": twin})
-            if key is not None and node.users:  # refused: those to come may be closer to it
+                yield Match((node, twin), values={"twins": {node: twin}})
+            if key is not None and node.users:
                 first[key] = node
 
     def rewrite(self, match: Match, edit: Editor) -> None:
-        edit.replace(match.anchor, match["twin"])
+        for node, twin in match["twins"].items():
+            edit.replace(node, twin)
 
     @classmethod
     def examples(cls) -> Sequence[Example]:
         x = torch.randn(3, 4, requires_grad=True)
         return (
-            Example("twins", lambda: (_Twins(), (x,)), fires=4),
+            Example("twins", lambda: (_Twins(), (x,)), fires=1),
             Example("different", lambda: (_Different(), (x,)), fires=0),
         )
 
@@ -59,29 +66,42 @@ def _may_be_one(node: Node, twin: Node) -> bool:
     return not any(user.op == "output" and user in twin.users for user in node.users)
 
 
-def _key(node: Node) -> Hashable | None:
+def _number(nodes: Sequence[Node]) -> dict[Node, Node]:
+    """For each node that computes what an earlier one does the first that does: value numbering."""
+    first: dict[Hashable, Node] = {}
+    twins: dict[Node, Node] = {}
+    for node in nodes:
+        key = _key(node, twins) if node.users else None
+        if key is not None:
+            twin = first.setdefault(key, node)
+            if twin is not node and _may_be_one(node, twin):
+                twins[node] = twin
+    return twins
+
+
+def _key(node: Node, twins: Mapping[Node, Node]) -> Hashable | None:
     """Equal for calls that compute the same; None for a call that cannot be compared."""
     piece = piece_of(node)
     if piece is not None:
-        return piece
+        return replace(piece, source=twins.get(piece.source, piece.source))
     try:
-        key = (node.op, node.target, _frozen(node.args), _frozen(node.kwargs))
+        key = (node.op, node.target, _frozen(node.args, twins), _frozen(node.kwargs, twins))
         hash(key)
     except TypeError:
         return None
     return key
 
 
-def _frozen(value: Any) -> Hashable:
+def _frozen(value: Any, twins: Mapping[Node, Node]) -> Hashable:
     """Numbers by type and digits: 1, 1.0 and True are different arguments, as are 0.0 and -0.0."""
     if isinstance(value, Node):
-        return value
+        return twins.get(value, value)
     if isinstance(value, dict):
-        return tuple((name, _frozen(part)) for name, part in sorted(value.items()))
+        return tuple((name, _frozen(part, twins)) for name, part in sorted(value.items()))
     if isinstance(value, tuple | list):
-        return tuple(_frozen(part) for part in value)
+        return tuple(_frozen(part, twins) for part in value)
     if isinstance(value, slice):
-        return ("slice", _frozen(value.start), _frozen(value.stop), _frozen(value.step))
+        return ("slice", *(_frozen(b, twins) for b in (value.start, value.stop, value.step)))
     return (type(value), repr(value) if isinstance(value, float | complex) else value)
 
 

@@ -37,9 +37,9 @@ linear = linear(x, transpose)
 transpose_1 = transpose(w, 0, 1)
 linear_1 = linear(x, transpose_1)
 transpose_2 = transpose(linear_1, 1, 2)
-permute = permute(transpose_2, [0, 2, 1])
-clone = clone(permute, memory_format=torch.contiguous_format)
-permute_1 = permute(clone, [0, 2, 1])
+transpose_7 = transpose(transpose_2, 1, 2)
+clone = clone(transpose_7, memory_format=torch.contiguous_format)
+transpose_8 = transpose(clone, 1, 2)
 transpose_3 = transpose(w, 0, 1)
 linear_2 = linear(x, transpose_3)
 transpose_4 = transpose(y, 1, 2)
@@ -48,7 +48,7 @@ transpose_5 = transpose(bmm, 1, 2)
 clone_1 = clone(transpose_5, memory_format=torch.contiguous_format)
 transpose_6 = transpose(w, 0, 1)
 linear_3 = linear(x, transpose_6)
-return linear, permute_1, linear_2, clone_1, linear_3""",
+return linear, transpose_8, linear_2, clone_1, linear_3""",
     )
 
 
