@@ -16,7 +16,9 @@ _HOMES = {
     "Packing": "optimus.packing",
     "compile": "optimus.backend",
     "pattern_names": "optimus.pipeline",
+    "register": "optimus.pipeline",
     "select": "optimus.pipeline",
+    "unregister": "optimus.pipeline",
 }
 
 

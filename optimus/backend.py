@@ -22,7 +22,7 @@ from optimus.packed_optimizer import PackedOptimizer
 from optimus.packing import Packing
 from optimus.pipeline import Selection, nearest, select
 from optimus.report import GraphReport, Report
-from optimus.targets import CompiledTarget, Target
+from optimus.targets import CompiledTarget, Target, describe
 from optimus.verify import CannotVerify, Verifier, guilty
 
 log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class OptimusBackend:
             return None
         start = time.perf_counter()
         try:
-            rewritten = self._rewrite(module, report, ())
+            rewritten = self._first_rewrite(module, report)
             return self._checked(module, rewritten, inputs, report) if self._verify else rewritten
         except Exception as error:
             if self._strict:
@@ -101,6 +101,30 @@ class OptimusBackend:
             return None
         finally:
             report.rewrite_seconds = time.perf_counter() - start
+
+    def _first_rewrite(self, module: GraphModule, report: GraphReport) -> GraphModule:
+        """The graph after all patterns, less those that break it."""
+        while True:
+            try:
+                return self._rewrite(module, report, report.broken)
+            except Exception as error:
+                names = [name for name in self.selection.names if name not in report.broken]
+                name = None if self._strict else guilty(names, self._breaks(module))
+                if name is None:
+                    raise
+                report.broken[name] = describe(error)
+                log.warning("pattern %s broke the graph and is left out", name, exc_info=error)
+
+    def _breaks(self, module: GraphModule) -> Callable[[Sequence[str]], bool]:
+        def breaks(prefix: Sequence[str]) -> bool:
+            without = set(self.selection.names) - set(prefix)
+            try:
+                self._rewrite(module, GraphReport(0), without)
+            except Exception:  # whatever it is
+                return True
+            return False
+
+        return breaks
 
     def _rewrite(
         self, module: GraphModule, report: GraphReport, without: Collection[str]
@@ -134,12 +158,12 @@ class OptimusBackend:
                 return None
             report.dropped[name] = difference
             log.warning("pattern %s changes the result and is left out: %s", name, difference)
-            rewritten = self._rewrite(module, report, report.dropped)
+            rewritten = self._rewrite(module, report, report.left_out)
         report.verified = "verified"
         return rewritten
 
     def _guilty(self, module: GraphModule, report: GraphReport, verifier: Verifier) -> str | None:
-        names = [name for name in self.selection.names if name not in report.dropped]
+        names = [name for name in self.selection.names if name not in report.left_out]
 
         def is_wrong(prefix: Sequence[str]) -> bool:
             trial = GraphReport(report.index)

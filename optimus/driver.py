@@ -39,6 +39,14 @@ MAX_CYCLES = 4
 """How often all phases are repeated at most: what one makes may be work for an earlier one."""
 
 
+MAX_GROWTH = 4
+"""How many times its size a graph may reach, and some more for a small one."""
+
+
+class Endless(Exception):
+    """A pattern makes work for itself again and again; the text says how the graph grew."""
+
+
 @dataclass(frozen=True)
 class Phase:
     """Patterns that run one after another, again and again until none of them fires.
@@ -57,7 +65,8 @@ def rewrite(
 
     The graph needs fake values (`node.meta["example_value"]`), as Dynamo leaves them. A pattern
     that raises is left out from there on and its record says so; `strict` lets it raise. Raises
-    Refused when what the graph returns cannot be kept as it was; the graph is then of no use.
+    Refused when what the graph returns cannot be kept as it was, and Endless when the graph grows
+    without end; the graph is then of no use.
     """
     graph = module.graph
     mode = fake_mode_of(graph)
@@ -92,6 +101,7 @@ class _Run:
         self.reports = reports
         self._editor = editor
         self._strict = strict
+        self._limit = MAX_GROWTH * len(editor.graph.nodes) + 200
         self._failed: set[str] = set()
         self._idle: dict[tuple[str, ...], tuple[int, bool, bool]] = {}
 
@@ -138,6 +148,8 @@ class _Run:
             self._failed |= {pattern.name() for pattern in step.failed}
             postponed = step.postponed
         settle(editor)
+        if len(editor.graph.nodes) > self._limit:
+            raise Endless(f"{', '.join(names)}: {size} nodes became {len(editor.graph.nodes)}")
         for name, report in reports.items():
             _accumulate(self.reports.setdefault(name, report), report)
         if editor.edits == before:

@@ -76,8 +76,9 @@ class Rewrite(ABC):
     family: ClassVar[Family]
     replaces_effects: ClassVar[bool] = False
     """Whether it takes over writes or random draws of the nodes it replaces."""
-    upstream: ClassVar[tuple[str, ...]] = ()
-    """Names that PyTorch's own passes of this purpose have."""
+    needs: ClassVar[tuple[str, ...]] = ()
+    """Names of patterns that make what it looks for, where that is not plain PyTorch. Where one of
+    them is not selected and this one never fires, the report says so."""
 
     @classmethod
     def name(cls) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 from optimus.driver import Phase
+from optimus.names import nearest as nearest  # noqa: PLC0414 (for those who ask here)
 from optimus.pattern import Rewrite
 from optimus.patterns.horizontal.batch_batch_norms import BatchBatchNorms
 from optimus.patterns.horizontal.batch_layer_norms import BatchLayerNorms
@@ -52,6 +52,8 @@ from optimus.patterns.vertical.merge_unbind_cat import MergeUnbindCat
 from optimus.patterns.vertical.move_reshape_out_of_stack import MoveReshapeOutOfStack
 from optimus.patterns.vertical.remove_noops import RemoveNoops
 from optimus.patterns.vertical.remove_single_parts import RemoveSingleParts
+from optimus.registry import Place, Registry, load_entry_points, placed
+from optimus.upstream import NO_COUNTERPART, PRESETS_UPSTREAM, TRANSLATIONS, translated
 
 PIPELINE: tuple[Phase, ...] = (
     Phase(
@@ -112,7 +114,8 @@ PIPELINE: tuple[Phase, ...] = (
     ),
     Phase("finish", (SumMatrixVectorProducts(),)),
 )
-"""Phases in the order they run; a phase is repeated until it changes nothing."""
+"""Phases in the order they run; a phase is repeated until it changes nothing. Users' own patterns
+stand between these: `phases()` has all."""
 
 PRESETS = ("none", "vertical", "horizontal", "all")
 
@@ -141,9 +144,51 @@ class Selection:
         return bool(self.names)
 
 
+def register(
+    pattern: Rewrite,
+    *,
+    phase: str | None = None,
+    before: str | None = None,
+    after: str | None = None,
+) -> None:
+    """Add a pattern of one's own: from now on it takes part wherever Optimus' own do.
+
+    It runs in `phase`, in front of pattern `before` or behind pattern `after`; by default at the
+    end of the phase called as its family. Raises TypeError for what is no pattern, and ValueError
+    for a name that is taken and for an unknown operation, phase or neighbour.
+    """
+    phases()  # patterns of installed packages come first
+    _register(pattern, Place(phase, before, after))
+
+
+def _register(pattern: Rewrite, place: Place = Place()) -> None:  # noqa: B008 (frozen)
+    name = pattern.name() if isinstance(pattern, Rewrite) else ""
+    if name in (*PRESETS, *PRESETS_UPSTREAM, *TRANSLATIONS, *NO_COUNTERPART):
+        raise ValueError(f"{name!r} has a meaning in `patterns` already; rename the pattern")
+    _registry.add(pattern, place, PIPELINE)
+
+
+def unregister(name: str) -> None:
+    """Take out a pattern that was registered. Raises ValueError for any other name."""
+    _registry.remove(name)
+
+
+def phases() -> tuple[Phase, ...]:
+    """PIPELINE with users' own patterns in their places."""
+    global _loaded  # noqa: PLW0603
+    if not _loaded:
+        _loaded = True  # first: what is loaded may register patterns itself
+        load_entry_points(_register)
+    return _registry.arranged(PIPELINE)
+
+
+_registry = Registry()
+_loaded = False
+
+
 def patterns_by_name() -> dict[str, Rewrite]:
     """Every pattern once, in pipeline order."""
-    return {p.name(): p for phase in PIPELINE for p in phase.patterns}
+    return {p.name(): p for phase in phases() for p in phase.patterns}
 
 
 def pattern_names() -> tuple[str, ...]:
@@ -159,16 +204,18 @@ def select(
     """The selection that `patterns` names, less `disable`, with `knobs` set.
 
     `patterns`: "none", "vertical", "horizontal" (with the vertical clean-up it needs), "all", the
-    name of a pattern, or a list of these; order does not matter. Raises ValueError naming the
-    nearest valid names for anything unknown.
+    name of a pattern, or a list of these; order does not matter. `patterns` and `disable` may use
+    PyTorch's names (optimus.upstream), too. Raises ValueError naming the nearest valid names for
+    anything unknown.
     """
     wanted = [patterns] if isinstance(patterns, str) else list(patterns)
     names = {name for word in wanted for name in _expand(word)}
-    names -= {nearest("pattern", name, patterns_by_name()) for name in disable}
+    disabled = {name for word in disable for name in named(word)}
+    names -= disabled
     settings = {nearest("pattern", n, patterns_by_name()): k for n, k in (knobs or {}).items()}
     if names:
         normalisations = {n for n, p in patterns_by_name().items() if p.family == "normalize"}
-        names |= normalisations - set(disable)
+        names |= normalisations - disabled
     return Selection(
         tuple(
             Phase(
@@ -179,12 +226,44 @@ def select(
                     if p.name() in names
                 ),
             )
-            for phase in PIPELINE
+            for phase in phases()
         )
     )
 
 
+def select_alone(pattern: Rewrite) -> Selection:
+    """The selection of one pattern, registered or not, and of the normalisations."""
+    name = pattern.name()
+    arranged = phases() if name in patterns_by_name() else placed(pattern, Place(), phases())
+    return Selection(
+        tuple(
+            Phase(
+                phase.name,
+                tuple(
+                    pattern if p.name() == name else p
+                    for p in phase.patterns
+                    if p.name() == name or p.family == "normalize"
+                ),
+            )
+            for phase in arranged
+        )
+    )
+
+
+def named(word: str) -> tuple[str, ...]:
+    """The patterns that a name means, one of ours or one of PyTorch's.
+
+    Raises ValueError naming the nearest valid names for an unknown one.
+    """
+    everything = patterns_by_name()
+    if word in everything:
+        return (word,)
+    meant = translated(word)
+    return meant or (nearest("pattern", word, (*everything, *TRANSLATIONS)),)
+
+
 def _expand(word: str) -> tuple[str, ...]:
+    word = PRESETS_UPSTREAM.get(word, word)
     everything = patterns_by_name()
     if word == "none":
         return ()
@@ -192,19 +271,12 @@ def _expand(word: str) -> tuple[str, ...]:
         return pattern_names()
     if word in PRESETS:
         return tuple(n for n, p in everything.items() if p.family in _FAMILIES[word])
-    return (nearest("pattern or preset", word, (*PRESETS, *everything)),)
+    valid = (*PRESETS, *everything, *PRESETS_UPSTREAM, *TRANSLATIONS, *NO_COUNTERPART)
+    return named(nearest("pattern or preset", word, valid))
 
 
 # Horizontal rewrites leave unbind/stack pairs that the vertical ones remove.
 _FAMILIES = {"vertical": ("vertical",), "horizontal": ("horizontal", "vertical")}
-
-
-def nearest(what: str, name: str, valid: Collection[str]) -> str:
-    """`name` itself if it is valid; raises ValueError naming the nearest ones if it is not."""
-    if name in valid:
-        return name
-    near = difflib.get_close_matches(name, list(valid), n=3, cutoff=0.4) or sorted(valid)[:8]
-    raise ValueError(f"unknown {what} {name!r}; nearest valid: {', '.join(near)}")
 
 
 def _with_knobs(pattern: Rewrite, knobs: Mapping[str, Any]) -> Rewrite:

@@ -50,7 +50,8 @@ class GraphReport:
 
     `fallback` is empty when the rewritten graph runs; otherwise it says what runs instead and why.
     `verified` tells whether it was run beside the original, `dropped` which patterns failed there
-    and how; they are left out of the graph that runs.
+    and how, `broken` which made a graph that cannot be used and the error; all of these are left
+    out of the graph that runs.
     `rewrite_seconds` is the time spent in Optimus, `compile_seconds` that of the inner compiler.
     """
 
@@ -62,7 +63,13 @@ class GraphReport:
     fallback: str = ""
     verified: str = ""
     dropped: dict[str, str] = field(default_factory=dict[str, str])
+    broken: dict[str, str] = field(default_factory=dict[str, str])
     patterns: list[PatternReport] = field(default_factory=list[PatternReport])
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Names of the patterns that were selected and left out of the graph that runs."""
+        return (*self.broken, *self.dropped)
 
     @property
     def fired(self) -> int:
@@ -107,6 +114,8 @@ class Report:
 def _notes(graph: GraphReport) -> Iterator[str]:
     for name, difference in graph.dropped.items():
         yield f"graph {graph.index}: {name} is left out, it changed the result: {difference}"
+    for name, error in graph.broken.items():
+        yield f"graph {graph.index}: {name} is left out, it broke the graph: {error}"
     if graph.fallback:
         yield f"graph {graph.index}: {graph.fallback}"
 

@@ -17,8 +17,11 @@ from torch.utils import _pytree as pytree
 
 from optimus.backend import OptimusBackend
 from optimus.legality import storages_of
+from optimus.names import nearest
 from optimus.pattern import Example, Rewrite
-from optimus.pipeline import patterns_by_name
+from optimus.pipeline import Selection, patterns_by_name, select, select_alone
+from optimus.registry import check
+from optimus.targets import describe
 from optimus.report import Report
 from optimus.values import same_strides
 
@@ -36,13 +39,18 @@ class Outcome:
 
 
 def check_pattern(pattern: str | Rewrite) -> None:
-    """Run the generic suite on every example of a pattern in PIPELINE (by name or instance).
+    """Run the generic suite on every example of a pattern: by name, or any instance.
 
-    Raises AssertionError saying which example failed at what: it must fire as often as it says
-    (a near-miss never, with the graph left as it was), keep values, gradients, types and strides,
-    find nothing to do on a second run, and do all this with a dynamic batch, too.
+    An instance need not be registered; it may be one of Optimus' own with other knobs. Raises
+    AssertionError saying which example failed at what: it must fire as often as it says (a
+    near-miss never, with the graph left as it was), keep values, gradients, types and strides, find
+    nothing to do on a second run, and do all this with a dynamic batch, too. Raises TypeError and
+    ValueError for what `optimus.register` would refuse.
     """
-    rewrite = patterns_by_name()[pattern] if isinstance(pattern, str) else pattern
+    if isinstance(pattern, str):
+        pattern = patterns_by_name()[nearest("pattern", pattern, patterns_by_name())]
+    check(pattern)
+    rewrite = pattern
     examples = rewrite.examples()
     assert any(e.fires for e in examples), f"{rewrite.name()} has no example that fires"
     assert any(not e.fires for e in examples), f"{rewrite.name()} has no near-miss"
@@ -57,7 +65,7 @@ def _check_example(rewrite: Rewrite, example: Example, dynamic: bool) -> None:
     module.train(example.train)
     where = f"{rewrite.name()}, example {example.name!r}, {'dynamic' if dynamic else 'static'}"
     report = check_program(
-        module, inputs, [rewrite.name()], exact=example.exact, dynamic=dynamic, where=where
+        module, inputs, select_alone(rewrite), exact=example.exact, dynamic=dynamic, where=where
     )
     fired = report.fired(rewrite.name())
     assert fired == example.fires, f"{where}: fired {fired} times instead of {example.fires}"
@@ -71,7 +79,7 @@ def _check_example(rewrite: Rewrite, example: Example, dynamic: bool) -> None:
 def check_program(
     module: torch.nn.Module,
     inputs: Inputs,
-    patterns: str | Sequence[str] = "all",
+    patterns: str | Sequence[str] | Selection = "all",
     *,
     exact: bool = False,
     dynamic: bool = False,
@@ -83,10 +91,14 @@ def check_program(
     With `dynamic` the first dimension of every input tensor is dynamic. Raises AssertionError
     naming the first difference; returns the backend's report.
     """
-    backend = OptimusBackend(patterns, inner=inner, strict=True)
+    backend = OptimusBackend("none", inner=inner, strict=True)
+    backend.selection = patterns if isinstance(patterns, Selection) else select(patterns)
     torch._dynamo.reset()
     expected = run(module, inputs)
-    actual = run(module, inputs, lambda f: torch.compile(f, backend=backend), dynamic)
+    try:
+        actual = run(module, inputs, lambda f: torch.compile(f, backend=backend), dynamic)
+    except Exception as error:
+        raise AssertionError(f"{where}: {describe(error)}") from error
     plain = run(module, inputs, lambda f: torch.compile(f, backend=inner), dynamic)
     reference = None if exact else _in_double(module, inputs)
     assert backend.report.graphs, f"{where}: nothing was compiled"

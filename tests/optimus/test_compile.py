@@ -42,7 +42,7 @@ def test_the_backend_has_a_name() -> None:
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ({"patterns": "batch_linear"}, "batch_linears"),
+        ({"patterns": "batch_lineers"}, "batch_linears"),
         ({"patterns": ["all", "vertcal"]}, "vertical"),
         ({"disable": ["batch_linearz"]}, "batch_linears"),
         ({"knobs": {"batch_linears": {"size": 3}}}, "batch_linears"),

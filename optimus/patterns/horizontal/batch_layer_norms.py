@@ -29,7 +29,6 @@ class BatchLayerNorms(GroupPattern):
 
     anchors = ("layer_norm",)
     family = "horizontal"
-    upstream = ("batch_layernorm",)
 
     def key(self, node: Node) -> Hashable | Miss:
         return rank_of(input_of(node))

@@ -36,7 +36,6 @@ class BatchLinears(GroupPattern):
 
     anchors = ("linear",)
     family = "horizontal"
-    upstream = ("batch_linear", "group_linear")
 
     def key(self, node: Node) -> Hashable | Miss:
         values = arguments(node) or {}

@@ -31,21 +31,6 @@ class BatchPointwise(GroupPattern):
 
     anchors = (*(name for name, op in OPS.items() if op.kind == "pointwise"), "detach")
     family = "horizontal"
-    upstream = (
-        "batch_tanh",
-        "batch_sigmoid",
-        "batch_relu",
-        "batch_detach",
-        "batch_nan_to_num",
-        "batch_clamp",
-        "batch_aten_tanh",
-        "batch_aten_sigmoid",
-        "batch_aten_relu",
-        "batch_aten_add",
-        "batch_aten_sub",
-        "batch_aten_mul",
-        "batch_aten_div",
-    )
 
     def key(self, node: Node) -> Hashable | Miss:
         inputs = _tensor_inputs(node)

@@ -35,7 +35,6 @@ class SumMatrixVectorProducts(Pattern):
 
     anchors = ("linear", "matmul", "bmm", "baddbmm")
     family = "horizontal"
-    upstream = ("decompose_mm_pass",)
 
     def match(self, node: Node) -> Match | Miss:
         factors = _factors(node)

@@ -25,7 +25,6 @@ class CanonicalizeCalls(Pattern):
 
     anchors = tuple(name for name in OPS if name not in ("getitem", "getattr"))
     family = "normalize"
-    upstream = ("normalization_pass",)
 
     def match(self, node: Node) -> Match | Miss:
         op, values = op_of(node), arguments(node)

@@ -31,7 +31,6 @@ class LowerEinsumToGemm(Pattern):
 
     anchors = ("einsum",)
     family = "normalize"
-    upstream = ("einsum_to_pointwise_pass",)
 
     def match(self, node: Node) -> Match | Miss:
         values = arguments(node)

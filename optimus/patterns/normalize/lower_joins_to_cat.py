@@ -36,7 +36,6 @@ class LowerJoinsToCat(Pattern):
 
     anchors = tuple(_FORMS)
     family = "normalize"
-    upstream = ("normalization_pass",)
 
     def match(self, node: Node) -> Match | Miss:
         op, values = op_of(node), arguments(node)

@@ -27,7 +27,6 @@ class LowerPartsToSplit(Pattern):
 
     anchors = ("split", "chunk", "tensor_split", "hsplit", "vsplit", "dsplit")
     family = "normalize"
-    upstream = ("normalization_pass",)
 
     def match(self, node: Node) -> Match | Miss:
         op, values = op_of(node), arguments(node)

@@ -29,7 +29,6 @@ class CancelCatSplit(Pattern):
 
     anchors = ("cat",)
     family = "vertical"
-    upstream = ("split_cat_pass", "mutate_cat_pass")
 
     def match(self, node: Node) -> Match | Miss:
         joined = joined_by(node)

@@ -28,7 +28,6 @@ class CancelSplitCat(Pattern):
 
     anchors = ("cat",)
     family = "vertical"
-    upstream = ("split_cat_pass", "merge_getitem_cat_pass", "split_cat_to_slices_pass")
 
     def match(self, node: Node) -> Match | Miss:
         joined = joined_by(node)

@@ -26,7 +26,6 @@ class CancelUnbindStack(Pattern):
 
     anchors = ("stack",)
     family = "vertical"
-    upstream = ("unbind_stack_pass", "unbind_stack_to_slices_pass", "unbind_stack_aten_pass")
 
     def match(self, node: Node) -> Match | Miss:
         return match_run(node, dropped=True)

@@ -29,7 +29,6 @@ class MergeNestedSplits(Pattern):
 
     anchors = ("split", "narrow", "select")
     family = "vertical"
-    upstream = ("merge_splits_pass",)
 
     def match(self, node: Node) -> Match | Miss:
         piece, parting = direct_piece(node), parting_of(node)

@@ -27,7 +27,6 @@ class MergeSplitStack(Pattern):
 
     anchors = ("stack",)
     family = "vertical"
-    upstream = ("split_stack_to_cats_pass",)
 
     def match(self, node: Node) -> Match | Miss:
         return match_run(node, dropped=False)

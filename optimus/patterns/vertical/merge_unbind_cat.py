@@ -33,7 +33,6 @@ class MergeUnbindCat(Pattern):
 
     anchors = ("cat",)
     family = "vertical"
-    upstream = ("unbind_cat_to_view_pass", "select_cat_aten_pass")
 
     def match(self, node: Node) -> Match | Miss:
         joined = joined_by(node)

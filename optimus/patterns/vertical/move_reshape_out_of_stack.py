@@ -35,7 +35,6 @@ class MoveReshapeOutOfStack(Pattern):
 
     anchors = ("stack", "cat")
     family = "vertical"
-    upstream = ("move_reshape_out_of_split_stack_pass", "move_view_after_cat_aten_pass")
 
     def match(self, node: Node) -> Match | Miss:
         joined = joined_by(node)

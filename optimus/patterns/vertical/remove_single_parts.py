@@ -28,7 +28,6 @@ class RemoveSingleParts(Pattern):
 
     anchors = ("cat", "stack", "split", "unbind", "select")
     family = "vertical"
-    upstream = ("remove_split_with_size_one_pass",)
 
     def match(self, node: Node) -> Match | Miss:
         op, values = op_of(node), arguments(node)
