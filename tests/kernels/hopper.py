@@ -1,7 +1,8 @@
 """Compiles every kernel for Hopper, on a machine without a GPU: python -m tests.kernels.hopper
 
 Runs the operators' launchers on CPU tensors with a driver that only compiles; nothing is executed.
-With --first only the first tile that fits. Prints one line a kernel: registers a thread, spilled bytes, shared memory. Exits with 1 when a
+Prints one line a kernel: registers a thread, bytes of stack (spilled), shared memory. With --first
+only the first tile that fits is compiled, words select launches by name. Exits with 1 when a
 kernel does not compile or needs more shared memory than a Hopper GPU has for one program.
 """
 

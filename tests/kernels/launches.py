@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from kernels.cross_layer import triton as cross_layer
 from kernels.dot_interaction import triton as dot_interaction
 
 
@@ -20,7 +21,16 @@ def _dot_interaction(dtype: torch.dtype) -> None:
     dot_interaction.backward(out, dense, embedded, False)
 
 
+def _cross_layer(dtype: torch.dtype) -> None:
+    x0, y, weight = (_empty(*s, dtype=dtype) for s in ((8, 3456), (8, 512), (3456, 512)))
+    bias = _empty(3456, dtype=dtype)
+    cross_layer.forward(x0, y, weight, bias, x0, x0)
+    cross_layer.backward(x0, x0, y, weight, bias)
+
+
 LAUNCHES: dict[str, Callable[[], None]] = {
     "dot_interaction bf16": lambda: _dot_interaction(torch.bfloat16),
     "dot_interaction fp32": lambda: _dot_interaction(torch.float32),
+    "cross_layer bf16": lambda: _cross_layer(torch.bfloat16),
+    "cross_layer fp32": lambda: _cross_layer(torch.float32),
 }
