@@ -35,8 +35,9 @@ def slope(z: Tensor, name: str) -> Tensor:
         density = torch.exp(-0.5 * z * z) * 0.3989422804014327
         return 0.5 * (1 + torch.erf(z * 0.7071067811865476)) + z * density
     if name == "gelu_tanh":
-        gate = torch.sigmoid(1.5957691216057308 * (z + 0.044715 * z**3))
-        return gate + z * gate * (1 - gate) * 1.5957691216057308 * (1 + 0.134145 * z * z)
+        inner = 1.5957691216057308 * (z + 0.044715 * z**3)
+        gate, rest = torch.sigmoid(inner), torch.sigmoid(-inner)  # 1 - gate would cancel
+        return gate + z * gate * rest * 1.5957691216057308 * (1 + 0.134145 * z * z)
     if name == "tanh":
         return 1 - torch.tanh(z) ** 2
     gate = torch.sigmoid(z)

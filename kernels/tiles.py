@@ -80,9 +80,9 @@ def slope(z, ACTIVATION: tl.constexpr):
         density = 0.3989422804014327 * tl.exp(-0.5 * z * z)
         return 0.5 * (1 + tl.math.erf(z * 0.7071067811865476)) + z * density
     elif ACTIVATION == "gelu_tanh":
-        gate = tl.sigmoid(1.5957691216057308 * (z + 0.044715 * z * z * z))
-        inner = 1.5957691216057308 * (1 + 0.134145 * z * z)
-        return gate + z * gate * (1 - gate) * inner
+        inner = 1.5957691216057308 * (z + 0.044715 * z * z * z)
+        gate, rest = tl.sigmoid(inner), tl.sigmoid(-inner)  # 1 - gate would cancel
+        return gate + z * gate * rest * (1.5957691216057308 * (1 + 0.134145 * z * z))
     elif ACTIVATION == "silu":
         gate = tl.sigmoid(z)
         return gate * (1 + z * (1 - gate))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from kernels.batched_norm import triton as batched_norm
 from kernels.cross_layer import triton as cross_layer
 from kernels.dot_interaction import triton as dot_interaction
 
@@ -28,9 +29,21 @@ def _cross_layer(dtype: torch.dtype) -> None:
     cross_layer.backward(x0, x0, y, weight, bias)
 
 
+def _batched_norm(dtype: torch.dtype) -> None:
+    for features, width in ((64, 32), (3, 200), (16, 768)):
+        x = _empty(64, features, width, dtype=dtype)
+        weight = _empty(features, width, dtype=dtype)
+        how = (1e-5, True, "relu")
+        batched_norm.backward(
+            batched_norm.forward(x, weight, weight, *how), x, weight, weight, *how
+        )
+
+
 LAUNCHES: dict[str, Callable[[], None]] = {
     "dot_interaction bf16": lambda: _dot_interaction(torch.bfloat16),
     "dot_interaction fp32": lambda: _dot_interaction(torch.float32),
     "cross_layer bf16": lambda: _cross_layer(torch.bfloat16),
     "cross_layer fp32": lambda: _cross_layer(torch.float32),
+    "batched_norm bf16": lambda: _batched_norm(torch.bfloat16),
+    "batched_norm fp32": lambda: _batched_norm(torch.float32),
 }
