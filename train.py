@@ -10,7 +10,7 @@ from hydra.errors import HydraException
 from lightning.pytorch import seed_everything
 from omegaconf import DictConfig
 
-from conf import build, checks, jobs, resolvers
+from conf import build, checks, jobs, resolvers, unfired
 from recsys.module import NonFiniteError
 
 
@@ -36,7 +36,8 @@ def train(cfg: DictConfig) -> dict[str, float]:
 def main(cfg: DictConfig) -> float:
     """One run; of a multirun each job is a run in a process of its own. Returns `cfg.metric`."""
     if jobs.in_multirun():
-        return jobs.run_in_own_process(Path(__file__), cfg.metric)
+        known = unfired.known_result(cfg)
+        return jobs.run_in_own_process(Path(__file__), cfg.metric, known)
     with jobs.recorded(Path(cfg.paths.output)) as result:
         result.metrics = train(cfg)
     return result.metric(cfg.metric)

@@ -2,7 +2,9 @@
 
 Hydra's launcher runs all jobs in one process, where compiler configuration, compile caches, peak
 memory and random state would leak from one job to the next. Here the job that the launcher starts
-only starts train.py again with the composed configuration and waits for it.
+only runs train.py again, in a new process with the composed configuration, and waits for it. That
+process is forked from a server which has imported all that train.py imports and done nothing else:
+a job is as isolated as a program of its own, and does not spend its first seconds on importing.
 """
 
 from __future__ import annotations
@@ -11,13 +13,14 @@ import contextlib
 import getpass
 import json
 import math
+import multiprocessing
 import os
+import runpy
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,13 +34,17 @@ RESULT = "result.json"
 
 @dataclass
 class Result:
-    """How a run ended. `error` is empty when it ended well; `metrics` are the last ones logged."""
+    """How a run ended. `error` is empty when it ended well; `metrics` are the last ones logged.
+
+    `same_as` is set where a job of a multirun was not run because another's result is its own, too.
+    """
 
     error: str = ""
     seconds: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
     overrides: list[str] = field(default_factory=list)
     job: int = 0
+    same_as: int | None = None
 
     def metric(self, name: str) -> float:
         """The value Hydra's sweepers get; NaN when the run failed.
@@ -98,41 +105,65 @@ def in_multirun() -> bool:
     return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
 
 
-def run_in_own_process(script: Path, metric: str) -> float:
+def run_in_own_process(script: Path, metric: str, known: Result | None = None) -> float:
     """Run the current job of a multirun as a process of its own; its `metric`, NaN if it failed.
+
+    A `known` result is recorded as the job's, and nothing is run.
 
     The process has the job's folder for its output, and compile caches of its own unless the
     environment names some: compile seconds are then those of a first run, whatever ran before.
     """
     job = HydraConfig.get()
     folder = Path(job.runtime.output_dir)
-    began = time.monotonic()
-    with _compile_cache() as cache:
-        code = subprocess.run(_command(script, folder), env=_environment(cache), check=False)
-    result = Result.read(folder) or Result(seconds=round(time.monotonic() - began, 3))
-    if code.returncode and not result.error:
-        result.error = _exit_reason(code.returncode)
+    result = known or _result_of(script, folder)
     result.job = int(job.job.num)
     result.overrides = list(job.overrides.task)
     result.write(folder)
     return result.metric(metric)
 
 
+def _result_of(script: Path, folder: Path) -> Result:
+    began = time.monotonic()
+    with _compile_cache() as cache:
+        code = _run(_command(script, folder), cache)
+    result = Result.read(folder) or Result(seconds=round(time.monotonic() - began, 3))
+    if code and not result.error:
+        result.error = _exit_reason(code)
+    return result
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Exit status of `command`, a script and its arguments; minus the signal that killed it."""
+    context = multiprocessing.get_context("forkserver")
+    # The server reads it when it starts, at the first job: what takes long to import.
+    context.set_forkserver_preload(["conf.build", "conf.table"])
+    process = context.Process(target=_be_program, args=(list(command), dict(environment)))
+    process.start()
+    try:
+        process.join()
+    finally:
+        process.kill()
+        process.join()
+    return process.exitcode or 0
+
+
+def _be_program(command: list[str], environment: Mapping[str, str]) -> None:
+    """What the new process does: `python COMMAND` in `environment`."""
+    os.environ.update(environment)
+    sys.argv = command
+    runpy.run_path(command[0], run_name="__main__")
+
+
 def _command(script: Path, folder: Path) -> list[str]:
     # The configuration as composed for this job is what Hydra has just written to its folder.
     quoted = "'" + str(folder).replace("'", r"\'") + "'"
     return [
-        sys.executable,
         str(script),
         f"--config-path={folder / '.hydra'}",
         "--config-name=config",
         f"hydra.run.dir={quoted}",
         "hydra.output_subdir=null",
     ]
-
-
-def _environment(cache: Mapping[str, str]) -> dict[str, str]:
-    return {**os.environ, **cache}
 
 
 @contextlib.contextmanager

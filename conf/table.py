@@ -29,7 +29,7 @@ class Row:
 
     `qps_gain` compares the phase with the baseline steps of the same job, `qps_gain_vs_none` the
     median QPS with that of the job that differs in `optimus.patterns=none` alone: fractions, 0.63
-    is 63 % more.
+    is 63 % more. `same_as` names the job whose figures these are, where this one was not run.
     """
 
     job: int
@@ -48,6 +48,7 @@ class Row:
     auc: float | None = None
     logloss: float | None = None
     seconds: float | None = None
+    same_as: int | None = None
     error: str = ""
 
 
@@ -56,7 +57,11 @@ def rows(folder: Path) -> list[Row]:
     found = [(Result.read(path.parent), path.parent) for path in folder.rglob(RESULT)]
     ended = sorted(((r, p) for r, p in found if r), key=lambda pair: pair[0].job)
     differing = _differing([result.overrides for result, _ in ended])
-    table = [_row(result, path, differing) for result, path in ended]
+    folders = {result.job: path for result, path in ended}
+    table = [
+        _row(result, path if result.same_as is None else folders[result.same_as], differing)
+        for result, path in ended
+    ]
     return _against_none(table, [result.overrides for result, _ in ended])
 
 
@@ -79,13 +84,13 @@ def text(table: Sequence[Row]) -> str:
 
 
 def plot(table: Sequence[Row], path: Path) -> None:
-    """Bars: QPS with its 10th and 90th percentile beside peak memory, one bar a job."""
+    """Bars: QPS with its 10th and 90th percentile beside peak memory, of the jobs that ran."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    done = [row for row in table if row.qps_p50]
+    done = [row for row in table if row.qps_p50 and row.same_as is None]
     height = 1.2 + 0.32 * max(len(done), 1)
     figure, (speed, memory) = pyplot.subplots(1, 2, figsize=(11, height), sharey=True)
     places = range(len(done))
@@ -137,6 +142,7 @@ def _row(result: Result, folder: Path, differing: set[str]) -> Row:
         auc=_finite(metrics.get("test/auc", metrics.get("val/auc"))),
         logloss=_finite(metrics.get("test/logloss", metrics.get("val/logloss"))),
         seconds=result.seconds,
+        same_as=result.same_as,
         error=result.error,
         **_measured(folder),
     )
@@ -194,6 +200,10 @@ def _cell(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
+def _reused(row: Row) -> str:
+    return "" if row.same_as is None else f"not run: it fires nowhere, as job {row.same_as}"
+
+
 def _number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
@@ -211,7 +221,7 @@ _COLUMNS = {
     "compile s": lambda row: _number(row.compile_seconds, ".1f"),
     "fired": lambda row: _number(row.fired, "d"),
     "AUC": lambda row: _number(row.auc, ".5f"),
-    "error": lambda row: row.error[:60],
+    "note": lambda row: row.error[:60] or _reused(row),
 }
 
 

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
+# Before torch reads it, and for the processes that tests start: threads that wait for each other
+# make small steps several times slower wherever something else uses a core.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 import torch
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from conf.jobs import Result
 from conf.table import plot, rows, text, write_csv
+from conf.unfired import unfired_result
+from optimus.pipeline import pattern_names
 
 
 def job(
@@ -74,6 +77,33 @@ def test_labels_say_what_differs(tmp_path: Path) -> None:
         job(tmp_path, number, [f"case={case}", "sweep=leave_one_out"], 1000.0 * (number + 1))
     assert [row.label for row in rows(tmp_path)] == ["none", "all", "without_x"]
     assert "+100.0%" in text(rows(tmp_path))
+
+
+def test_a_job_not_run_repeats_the_figures_of_the_one_it_equals(tmp_path: Path) -> None:
+    metrics = {"test/auc": 0.75}
+    job(tmp_path, 0, ["case=none"], 100.0, metrics=metrics)
+    job(tmp_path, 1, ["case=all"], 150.0, metrics=metrics, seconds=7.0)
+    job(tmp_path, 2, ["case=without_c"], None, metrics=metrics, same_as=1)
+    run, copy = rows(tmp_path)[1:]
+    assert replace(copy, job=1, label="all", same_as=None, seconds=7.0) == run
+    assert "not run: it fires nowhere, as job 1" in text([copy])
+
+
+def test_only_a_pattern_that_fired_nowhere_is_known(tmp_path: Path) -> None:
+    one, other, *_ = pattern_names()
+    overrides = ["seed=1", "case=all"]
+    job(tmp_path, 1, overrides, 150.0, metrics={"test/auc": 0.75}, seconds=7.0)
+    file = tmp_path / "1" / "optimus_summary.json"
+    patterns = [{"name": one, "fired": 0}, {"name": other, "fired": 2}]
+    file.write_text(json.dumps({"patterns": patterns}))
+    found = unfired_result(tmp_path, ["seed=1", f"case=without_{one}"], f"without_{one}")
+    assert found is not None
+    assert (found.same_as, found.seconds, found.metrics) == (1, 0.0, {"test/auc": 0.75})
+    for seed, name in (("seed=1", other), ("seed=2", one)):
+        assert unfired_result(tmp_path, [seed, f"case=without_{name}"], f"without_{name}") is None
+    assert unfired_result(tmp_path, overrides, "all") is None
+    file.unlink()
+    assert unfired_result(tmp_path, ["seed=1", f"case=without_{one}"], f"without_{one}") is None
 
 
 def test_one_job_alone(tmp_path: Path) -> None:
