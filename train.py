@@ -11,6 +11,7 @@ from lightning.pytorch import seed_everything
 from omegaconf import DictConfig
 
 from conf import build, checks, jobs, resolvers, unfired
+from recsys.lookup import NotFusible
 from recsys.module import NonFiniteError
 
 
@@ -23,7 +24,7 @@ def train(cfg: DictConfig) -> dict[str, float]:
         trainer = build.build_trainer(cfg)
         datamodule = build.build_datamodule(cfg)
         module = build.build_module(cfg, datamodule)
-    with checks.told(OSError, NonFiniteError):
+    with checks.told(OSError, NonFiniteError, NotFusible):
         trainer.fit(module, datamodule=datamodule, ckpt_path=resume)
         metrics = build.logged(trainer)
         if cfg.test:

@@ -30,6 +30,7 @@ def build_module(cfg: DictConfig, datamodule: Any) -> RecModule:
         sparse_optimizer=_plain(cfg.sparse_optimizer),
         dense_optimizer=_plain(cfg.dense_optimizer),
         task_weights=_plain(cfg.task_weights),
+        sparse_arch=cfg.sparse_arch,
     )
 
 

@@ -18,6 +18,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from recsys.checkpoint import last_good_of, write_atomically
 from recsys.data.batch import Batch
 from recsys.data.schema import Schema
+from recsys.lookup import LookupChoice, sparse_gradients_from
 from recsys.metrics import RecMetrics, flatten
 from recsys.models.base import RecModel
 from recsys.optim import DENSE_OPTIMIZERS, JointOptimizer, OptimizerConfig, scheduler
@@ -25,10 +26,6 @@ from recsys.resume import restore_rng, save_rng, saved_rng
 from recsys.window import TrainWindow
 
 Config = OptimizerConfig | Mapping[str, Any]
-# Numbers in a table from which a step on sparse gradients is faster than one on dense ones. CPU:
-# measured, one core, 4096 ids, D=16 (100k rows 4.0 against 9.1 ms, 1M rows 5.9 against 162 ms).
-# CUDA: from its bandwidth, and because sparse gradients make the host wait for the GPU.
-_SPARSE_FROM = {"cpu": 1 << 20, "cuda": 1 << 28}
 _ON_PROGRESS_BAR = ("train/loss", "train/auc", "val/auc", "val/logloss", "val/ne")
 
 
@@ -41,6 +38,9 @@ class RecModule(LightningModule):
 
     `model` makes the model from the schema (`functools.partial(DLRM, embedding_dim=16)`).
     `task_weights` weigh the tasks' losses, which are then added; by default their mean is taken.
+    `sparse_arch` says how the tables are looked up and updated: "tables" one by one, "fused" all
+    together (`recsys.fused`), "auto" together on a GPU wherever that changes no result. "fused"
+    raises NotFusible before training where it would not train the same.
 
     Logged: `train/loss` of the step, and auc, logloss, ne, calibration and num_samples as
     `train/*` over the steps since the last log, `val/*` and `test/*` over all samples; means over
@@ -67,9 +67,11 @@ class RecModule(LightningModule):
         sparse_optimizer: Config | None = None,
         dense_optimizer: Config | None = None,
         task_weights: Sequence[float] | None = None,
+        sparse_arch: str = "auto",
     ) -> None:
         super().__init__()
         self.schema = schema
+        self.lookup_choice = LookupChoice(sparse_arch)
         self.sparse_optimizer = OptimizerConfig.of(
             sparse_optimizer or OptimizerConfig("rowwise_adagrad", lr=0.02)
         )
@@ -94,6 +96,7 @@ class RecModule(LightningModule):
         self.val_metrics = RecMetrics(schema.num_tasks)
         self.test_metrics = RecMetrics(schema.num_tasks)
         self._log_every_n_steps = 50
+        self._fuses_tables = False
         self._has_sparse_gradients = False
         self._rng: dict[str, Any] | None = None
 
@@ -182,10 +185,12 @@ class RecModule(LightningModule):
         tables = list(self.model.sparse_arch.parameters())
         known = set(tables)
         layers = [p for p in self.model.parameters() if p not in known]
-        joint = JointOptimizer(
-            self.sparse_optimizer.build(tables, "sparse", self._has_sparse_gradients),
-            self.dense_optimizer.build(layers, "dense"),
-        )
+        # Made when the tables are on their device.
+        if self._fuses_tables:
+            sparse = self.model.sparse_arch.fuse(self.sparse_optimizer)
+        else:
+            sparse = self.sparse_optimizer.build(tables, "sparse", self._has_sparse_gradients)
+        joint = JointOptimizer(sparse, self.dense_optimizer.build(layers, "dense"))
         total = 0.0
         if -1 in (self.sparse_optimizer.decay_steps, self.dense_optimizer.decay_steps):
             total = self.trainer.estimated_stepping_batches
@@ -199,16 +204,17 @@ class RecModule(LightningModule):
             },
         }
 
-    def _choose_gradients(self) -> None:
-        """Sparse gradients for large tables, where they are faster and change rounding at most."""
-        trainer = self.trainer
-        # Neither clipping by norm nor NCCL's all-reduce takes sparse gradients.
-        possible = not trainer.gradient_clip_val and trainer.world_size == 1
-        if possible and self.sparse_optimizer.takes_sparse_gradients:
-            limit = _SPARSE_FROM.get(trainer.strategy.root_device.type, math.inf)
-        else:
-            limit = math.inf
-        tables = self.model.sparse_arch.use_sparse_gradients(limit)
+    def _choose_lookups(self) -> None:
+        """How the tables are looked up and updated in this run, and what it says about it."""
+        sparse = self.model.sparse_arch
+        sparse.unfuse()
+        self._fuses_tables = self.lookup_choice.fuses(
+            self.sparse_optimizer, sparse.embedding_dim, self.trainer
+        )
+        limit = math.inf
+        if not self._fuses_tables:
+            limit = sparse_gradients_from(self.sparse_optimizer, self.trainer)
+        tables = sparse.use_sparse_gradients(limit)
         self._has_sparse_gradients = bool(tables)
         if tables:
             # Said explicitly, or PyTorch warns that these checks are off by default.
@@ -219,7 +225,7 @@ class RecModule(LightningModule):
 
     def setup(self, stage: str) -> None:
         if stage == "fit":
-            self._choose_gradients()
+            self._choose_lookups()
         self._log_every_n_steps = max(1, getattr(self.trainer, "log_every_n_steps", 50))
         write_atomically(self.trainer)
         # Lightning's advice for values logged at the end of an epoch; these are summed over ranks.

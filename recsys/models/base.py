@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recsys.data.schema import Schema
+from recsys.fused import FusedTables
+from recsys.optim import OptimizerConfig
 
 _POOLING = {"sum": PoolingType.SUM, "mean": PoolingType.MEAN}
 
@@ -16,6 +22,7 @@ _POOLING = {"sum": PoolingType.SUM, "mean": PoolingType.MEAN}
 class SparseArch(nn.Module):
     """One embedding table for each sparse feature of `schema`, all of one `embedding_dim` D.
 
+    Looked up one by one, until `fuse` makes it one lookup for all.
     Raises ValueError when the schema has no sparse feature or D is below 1.
     """
 
@@ -27,6 +34,8 @@ class SparseArch(nn.Module):
             raise ValueError(f"embedding_dim is {embedding_dim}, must be at least 1")
         self.num_features = schema.num_sparse
         self.embedding_dim = embedding_dim
+        self._poolings = [feature.pooling for feature in schema.sparse]
+        self._fused: FusedTables | None = None
         self.embedding_bag_collection = EmbeddingBagCollection(
             tables=[
                 EmbeddingBagConfig(
@@ -44,6 +53,8 @@ class SparseArch(nn.Module):
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
         """Pooled embeddings (B, F, D) float32, features in the schema's order."""
+        if self._fused is not None:
+            return self._fused(features)
         pooled = self.embedding_bag_collection(features)
         return pooled.values().view(-1, self.num_features, self.embedding_dim)
 
@@ -57,6 +68,32 @@ class SparseArch(nn.Module):
         for bag in bags.values():
             bag.sparse = bag.weight.numel() >= from_numel  # pyright: ignore
         return [name for name, bag in bags.items() if bag.sparse]
+
+    def fuse(self, config: OptimizerConfig) -> Optimizer:
+        """Look all tables up together from now on, and let backward update them as `config` says.
+
+        Returns the optimizer that stands for these updates: see `recsys.fused.FusedTables`, also
+        for the errors. To be called when the tables are on the device where they will be trained;
+        moving them ends it.
+        """
+        self._fused = FusedTables(list(self.parameters()), self._poolings, config)
+        return self._fused.optimizer
+
+    def unfuse(self) -> None:
+        """Look the tables up one by one again; their values stay."""
+        if self._fused is not None:
+            for weight in self.parameters():
+                weight.data = weight.data.clone()
+        self._fused = None
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> nn.Module:
+        # Moved, or changed in type: the parameters leave the memory that is looked up.
+        self._fused = None
+        return super()._apply(fn, recurse)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy has tables of its own and looks them up one by one."""
+        return self.__dict__ | {"_fused": None}
 
 
 class RecModel(nn.Module):

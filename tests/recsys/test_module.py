@@ -165,7 +165,7 @@ def test_large_tables_get_sparse_gradients_and_train_the_same(
 
     dense = trained()
     # Table a has 40 rows of 4 numbers, b 30.
-    monkeypatch.setattr("recsys.module._SPARSE_FROM", {"cpu": 130})
+    monkeypatch.setattr("recsys.lookup._SPARSE_FROM", {"cpu": 130})
     mixed = trained()
     assert (sparse(dense), sparse(mixed)) == ([False, False], [True, False])
     torch.testing.assert_close(weights(mixed), weights(dense))
@@ -179,7 +179,7 @@ def test_large_tables_get_sparse_gradients_and_train_the_same(
 def test_gradients_stay_dense_where_sparse_ones_would_not_do(
     tmp_path: Path, module: Any, trainer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("recsys.module._SPARSE_FROM", {"cpu": 0})
+    monkeypatch.setattr("recsys.lookup._SPARSE_FROM", {"cpu": 0})
     trained = make_module(**module)
     fit(tmp_path, trained, max_steps=2, limit_val_batches=0, **trainer)
     assert all(p.grad is None or not p.grad.is_sparse for p in trained.parameters())
