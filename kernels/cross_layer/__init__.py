@@ -34,7 +34,8 @@ def low_rank_cross_layer(
     """x0 * (x @ down.T @ up.T + bias) + x.
 
     x0, x: (B, N). down: (R, N), or None for no product with it. up: (N, R). bias: (N,). `down` and
-    `up` are the V_kernels and W_kernels of `torchrec.modules.crossnet.LowRankCrossNet`. Returns (B, N); raises ValueError for other shapes.
+    `up` are the V_kernels and W_kernels of `torchrec.modules.crossnet.LowRankCrossNet`. Returns
+    (B, N); raises ValueError for other shapes.
     """
     y = x if down is None else F.linear(x, down)
     fits = x.dim() == 2 and x0.shape == x.shape and up.shape == (x.shape[1], y.shape[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -10,6 +11,8 @@ from torch import Tensor
 from kernels.batched_norm import triton as batched_norm
 from kernels.cross_layer import triton as cross_layer
 from kernels.dot_interaction import triton as dot_interaction
+from kernels.fused_mlp import triton as fused_mlp
+from kernels.fused_mlp import triton_backward as fused_mlp_backward
 
 
 def _empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -39,6 +42,16 @@ def _batched_norm(dtype: torch.dtype) -> None:
         )
 
 
+def _fused_mlp(dtype: torch.dtype, *sizes: int) -> None:
+    x = _empty(1, 64, sizes[0], dtype=dtype)
+    pairs = pairwise(sizes)
+    weights = [_empty(1, b, a, dtype=dtype) for a, b in pairs]
+    biases = [_empty(1, size, dtype=dtype) for size in sizes[1:]]
+    assert fused_mlp.fits(sizes, x.element_size())
+    out = fused_mlp.forward(x, weights, biases, "relu", True)
+    fused_mlp_backward.backward(out, x, weights, biases, "relu", True, sizes[0] > 13)
+
+
 LAUNCHES: dict[str, Callable[[], None]] = {
     "dot_interaction bf16": lambda: _dot_interaction(torch.bfloat16),
     "dot_interaction fp32": lambda: _dot_interaction(torch.float32),
@@ -46,4 +59,11 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "cross_layer fp32": lambda: _cross_layer(torch.float32),
     "batched_norm bf16": lambda: _batched_norm(torch.bfloat16),
     "batched_norm fp32": lambda: _batched_norm(torch.float32),
+    "fused_mlp bf16 13": lambda: _fused_mlp(torch.bfloat16, 13, 512, 256, 128),
+    "fused_mlp bf16 tower": lambda: _fused_mlp(torch.bfloat16, 256, 128, 64, 1),
+    "fused_mlp bf16 wide": lambda: _fused_mlp(torch.bfloat16, 512, 512, 256),
+    "fused_mlp bf16 512 out": lambda: _fused_mlp(torch.bfloat16, 256, 512, 512, 64),
+    "fused_mlp bf16 deep": lambda: _fused_mlp(torch.bfloat16, 512, 512, 256, 128, 256),
+    "fused_mlp fp32 tower": lambda: _fused_mlp(torch.float32, 256, 128, 64, 1),
+    "fused_mlp fp32 13": lambda: _fused_mlp(torch.float32, 13, 512, 256, 64),
 }

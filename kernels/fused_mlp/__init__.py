@@ -1,0 +1,149 @@
+"""A narrow MLP, or one for each of T towers, as one kernel forward and one backward.
+
+The layers of DLRM's bottom MLP (13-512-256-128) and of prediction towers (256-128-64-1) are too
+small for a kernel each: most of their time is launches and hidden layers going through memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels import autocast
+from kernels.activations import check_activation
+from kernels.fused_mlp import reference
+from kernels.launch import can_launch
+
+__all__ = ["fused_mlp"]
+
+
+def fused_mlp(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor] | None = None,
+    *,
+    activation: str = "relu",
+    activate_last: bool = False,
+) -> Tensor:
+    """linear, activation, linear, ..., with an activation behind the last too if `activate_last`.
+
+    One network: x (B, S0), weights[l] (Sl+1, Sl) as in nn.Linear, biases[l] (Sl+1,); returns
+    (B, SL). T towers at once: x (T, B, S0) of any strides, weights[l] (T, Sl+1, Sl), biases[l]
+    (T, Sl+1); returns (T, B, SL), contiguous. activation: a name in kernels.activations.
+    2 to 4 layers of widths to 512 run as a kernel, other networks layer by layer. Sums are taken in
+    float32, hidden layers rounded to x's type; under autocast all is done in autocast's type.
+    Raises ValueError for shapes that do not fit each other and for unknown activations.
+    """
+    check_activation(activation)
+    if x.dim() == 2:
+        rows = [b.unsqueeze(0) for b in biases or ()]
+        towers = [w.unsqueeze(0) for w in weights]
+        out = fused_mlp(
+            x.unsqueeze(0), towers, rows, activation=activation, activate_last=activate_last
+        )
+        return out.squeeze(0)
+    _check(x, weights, biases or ())
+    return _forward(x, list(weights), list(biases or ()), activation, activate_last)
+
+
+def _check(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> None:
+    if x.dim() != 3 or not weights or len(biases) not in (0, len(weights)):
+        raise ValueError(
+            f"fused_mlp needs x (B, S0) or (T, B, S0), weights and as many biases or none, got x "
+            f"{tuple(x.shape)}, {len(weights)} weights and {len(biases)} biases"
+        )
+    size = x.shape[2]
+    for i, weight in enumerate(weights):
+        if weight.dim() != 3 or weight.shape[0] != x.shape[0] or weight.shape[2] != size:
+            raise ValueError(f"weight {i} {tuple(weight.shape)} does not fit {size} inputs")
+        size = weight.shape[1]
+        if biases and biases[i].shape != weight.shape[:2]:
+            raise ValueError(f"bias {i} {tuple(biases[i].shape)} does not fit {size} outputs")
+
+
+@torch.library.custom_op("kernels::fused_mlp", mutates_args=())
+def _forward(
+    x: Tensor, weights: list[Tensor], biases: list[Tensor], activation: str, last: bool
+) -> Tensor:
+    if not _launches(x, weights, biases):
+        out = reference.fused_mlp(x, weights, biases, activation, last)
+        return out.contiguous()
+    from kernels.fused_mlp import triton
+
+    return triton.forward(x, _lined_up(weights), _lined_up(biases), activation, last)
+
+
+@_forward.register_fake
+def _(
+    x: Tensor, weights: list[Tensor], biases: list[Tensor], activation: str, last: bool
+) -> Tensor:
+    return x.new_empty(*x.shape[:2], weights[-1].shape[1])
+
+
+@torch.library.custom_op("kernels::fused_mlp_backward", mutates_args=())
+def _backward(
+    grad: Tensor,
+    x: Tensor,
+    weights: list[Tensor],
+    biases: list[Tensor],
+    activation: str,
+    last: bool,
+    needs_x: bool,
+) -> list[Tensor]:
+    if not _launches(x, weights, [*biases, grad]):
+        grads = reference.backward(grad, x, weights, biases, activation, last)
+        grads = [g.contiguous() for g in grads]
+        return grads if needs_x else [x.new_empty(0), *grads[1:]]
+    from kernels.fused_mlp.triton_backward import backward
+
+    return backward(grad, x, _lined_up(weights), _lined_up(biases), activation, last, needs_x)
+
+
+@_backward.register_fake
+def _(
+    grad: Tensor,
+    x: Tensor,
+    weights: list[Tensor],
+    biases: list[Tensor],
+    activation: str,
+    last: bool,
+    needs_x: bool,
+) -> list[Tensor]:
+    like = [*([x] if needs_x else []), *weights, *biases]
+    grads = [t.new_empty(t.shape) for t in like]
+    return grads if needs_x else [x.new_empty(0), *grads]
+
+
+def _launches(x: Tensor, weights: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    if not x.numel() or not can_launch(x, *weights, *others):
+        return False
+    from kernels.fused_mlp import triton
+
+    sizes = [x.shape[2], *(w.shape[1] for w in weights)]
+    return triton.fits(sizes, x.element_size())
+
+
+def _lined_up(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [t.contiguous() for t in tensors]
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, weights, biases, *ctx.how = inputs
+    ctx.num_weights = len(weights)
+    ctx.save_for_backward(x, *weights, *biases)
+
+
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    x, *rest = ctx.saved_tensors
+    weights, biases = rest[: ctx.num_weights], rest[ctx.num_weights :]
+    needs_x = bool(ctx.needs_input_grad[0])
+    grad_x, *grads = _backward(grad, x, weights, biases, *ctx.how, needs_x)
+    grad_weights, grad_biases = grads[: ctx.num_weights], grads[ctx.num_weights :]
+    return grad_x if needs_x else None, grad_weights, grad_biases, None, None
+
+
+_forward.register_autograd(_differentiate, setup_context=_setup_context)
+autocast.register("fused_mlp")
