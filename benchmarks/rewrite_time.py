@@ -33,7 +33,7 @@ from torch.fx import Graph, GraphModule, Node
 from optimus.backend import copy_graph_module
 from optimus.driver import rewrite
 from optimus.pipeline import PIPELINE
-from optimus.report import PatternReport
+from optimus.records import PatternReport
 
 SIZES = (1_000, 3_000, 10_000)
 BATCH = 32

@@ -21,6 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from optimus.ablation import case
+from optimus.explain import names_to_explain
 from optimus.pipeline import select
 
 CONF = Path(__file__).parent
@@ -58,6 +59,7 @@ def check(cfg: DictConfig) -> None:
         optimus = plain["optimus"]
         if optimus is not None:
             select(optimus["patterns"], optimus["disable"], optimus["knobs"])
+            names_to_explain(optimus["explain"])
     if not cfg.test and cfg.metric.startswith("test/"):
         raise UserError(f"test=false leaves no {cfg.metric}: set metric=val/auc, say")
 
@@ -145,7 +147,7 @@ def _dotted(node: Any, prefix: str = "") -> Iterator[str]:
 
 def _check_patterns(override: Override) -> None:
     key = override.key_or_group
-    if key not in {"optimus.patterns", "optimus.disable", "case"}:
+    if key not in {"optimus.patterns", "optimus.disable", "optimus.explain", "case"}:
         return
     for value in _values(override):
         try:
@@ -153,6 +155,8 @@ def _check_patterns(override: Override) -> None:
                 case(str(value))
             elif key == "optimus.patterns":
                 select(value)
+            elif key == "optimus.explain":
+                names_to_explain(value)
             else:
                 select("all", disable=value or ())
         except (ValueError, TypeError) as error:

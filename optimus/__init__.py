@@ -17,6 +17,7 @@ _HOMES = {
     "compile": "optimus.backend",
     "pattern_names": "optimus.pipeline",
     "register": "optimus.pipeline",
+    "report": "optimus.lookup",
     "select": "optimus.pipeline",
     "unregister": "optimus.pipeline",
 }

@@ -8,6 +8,7 @@ says so.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -15,13 +16,17 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.fx import Graph, GraphModule
+from torch.fx import GraphModule
 
+from optimus.driver import copy_graph_module as copy_graph_module  # noqa: PLC0414 (as ever)
 from optimus.driver import rewrite
+from optimus.explain import Case, explain, names_to_explain
+from optimus.history import History
+from optimus.lookup import NAMED_BACKEND
 from optimus.packed_optimizer import PackedOptimizer
 from optimus.packing import Packing
 from optimus.pipeline import Selection, nearest, select
-from optimus.report import GraphReport, Report
+from optimus.records import GraphReport, PatternReport, Report
 from optimus.targets import CompiledTarget, Target, describe
 from optimus.verify import CannotVerify, Verifier, guilty
 
@@ -37,7 +42,8 @@ class OptimusBackend:
     `report` grows by one record for each graph compiled. `inner` compiles what was rewritten,
     `inner_options` are inductor's config entries. With `verify` a rewritten graph is run beside the
     original on the inputs at hand first, and patterns that change the result are left out. With
-    `packing`, parameters that the rewritten graph stacks are stored as one tensor.
+    `packing`, parameters that the rewritten graph stacks are stored as one tensor. `explain` names
+    patterns of which `report.explanations` shall tell all about each graph.
 
     Raises ValueError for unknown patterns, knobs, inner compilers and options, naming valid ones.
     """
@@ -52,6 +58,7 @@ class OptimusBackend:
         inner_options: Mapping[str, Any] | None = None,
         verify: bool = True,
         packing: Packing | None = None,
+        explain: str | Sequence[str] | None = None,
         strict: bool = False,
     ) -> None:
         if inner not in INNER:
@@ -59,6 +66,9 @@ class OptimusBackend:
         _check_options(inner, inner_options or {})
         self.selection: Selection = select(patterns, disable, knobs)
         self.report = Report()
+        self._explained = names_to_explain(explain)
+        self._everything = select("all", (), knobs)
+        self._history = History()
         self._inner = inner
         self._options = dict(inner_options or {})
         self._verify = verify
@@ -69,7 +79,9 @@ class OptimusBackend:
         """Compile one graph, as Dynamo hands it over."""
         report = GraphReport(len(self.report.graphs), nodes_before=len(module.graph.nodes))
         self.report.graphs.append(report)
-        for candidate in (self._rewritten(module, inputs, report), module):
+        rewritten = self._rewritten(module, inputs, report)
+        self._explain(module, rewritten or module, report)
+        for candidate in (rewritten, module):
             if candidate is None:
                 continue
             report.nodes_after = len(candidate.graph.nodes)
@@ -130,9 +142,23 @@ class OptimusBackend:
         self, module: GraphModule, report: GraphReport, without: Collection[str]
     ) -> GraphModule:
         copy = copy_graph_module(module)
-        phases = self.selection.without(without).phases
-        report.patterns = rewrite(copy, phases, self._strict)
+        selection = self.selection.without(without)
+        self._history = History()
+        history = self._history if self._explained else None
+        report.patterns = rewrite(copy, selection.phases, self._strict, history)
+        note_lacking(report.patterns, selection)
         return copy
+
+    def _explain(self, module: GraphModule, after: GraphModule, report: GraphReport) -> None:
+        history = self._history if after is not module else History()
+        case = Case(module, after, self.selection, self._everything, history, report)
+        for name in self._explained:
+            try:
+                self.report.explanations.append(explain(name, case))
+            except Exception as error:  # a text is not worth a run
+                if self._strict:
+                    raise
+                log.warning("pattern %s could not be explained", name, exc_info=error)
 
     def _checked(
         self,
@@ -194,6 +220,15 @@ class OptimusBackend:
         log.warning("graph %d: %s", report.index, report.fallback, exc_info=error)
 
 
+def note_lacking(reports: Sequence[PatternReport], selection: Selection) -> None:
+    """Note of patterns that never fired what they need (`Rewrite.needs`) and is not selected."""
+    names = set(selection.names)
+    needs = {p.name(): p.needs for phase in selection.phases for p in phase.patterns}
+    for report in reports:
+        if not report.fired:
+            report.lacks = tuple(n for n in needs.get(report.name, ()) if n not in names)
+
+
 def _check_options(inner: str, options: Mapping[str, Any]) -> None:
     if not options:
         return
@@ -204,23 +239,21 @@ def _check_options(inner: str, options: Mapping[str, Any]) -> None:
         nearest("inductor option", name, valid)
 
 
-def copy_graph_module(module: GraphModule) -> GraphModule:
-    """A module with a graph of its own; parameters, constants and fake values are shared."""
-    graph = Graph()
-    graph.output(graph.graph_copy(module.graph, {}))
-    copy = GraphModule(module, graph)
-    copy.meta = dict(module.meta)
-    return copy
-
-
 def optimus(
     module: GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None
 ) -> Compiled:
     """Entry point of `torch.compile(fn, backend="optimus", options={...})`.
 
-    `options` are OptimusBackend's arguments.
+    `options` are OptimusBackend's arguments. All graphs of one torch.compile share one backend,
+    kept on the object through which PyTorch calls this function.
     """
-    return OptimusBackend(**dict(options or {}))(module, inputs)
+    frame = inspect.currentframe()
+    caller = frame.f_back.f_locals.get("self") if frame is not None and frame.f_back else None
+    if getattr(caller, "compiler_fn", None) is not optimus:  # a private name
+        return OptimusBackend(**dict(options or {}))(module, inputs)
+    backend = getattr(caller, NAMED_BACKEND, None) or OptimusBackend(**dict(options or {}))
+    setattr(caller, NAMED_BACKEND, backend)
+    return cast(Compiled, backend(module, inputs))
 
 
 def compile(

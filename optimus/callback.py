@@ -15,8 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optimus import summary
+from optimus.explain import write_explanations
 from optimus.figures import Window
 from optimus.gradient_readers import optimizers_for_packs
+from optimus.lightnings import accepted_by_both, plain_class
+from optimus.lookup import report
 from optimus.settings import Baseline, Settings
 from optimus.takeover import Takeover
 from optimus.targets import describe
@@ -65,6 +68,7 @@ class OptimusCallback(Callback):
             that change its result.
         packing: Store parameters that the rewritten graph stacks as one tensor; where the optimizer
             updates element by element and nothing reads single gradients, it steps on them as one.
+        explain: Patterns to explain in optimus_explain_NAME.txt and .svg beside the summary.
         batch_size: Samples in a batch, or a function that tells them for a batch. By default they
             are read off the batch.
         summary_dir: Where optimus_summary.json and .html are written at the end; by default the
@@ -81,7 +85,7 @@ class OptimusCallback(Callback):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> OptimusCallback:
         """An instance that the Trainer in use accepts, `lightning`'s or `pytorch_lightning`'s."""
-        accepted: Any = _accepted_by_both  # the cache is typed for hashable instances only
+        accepted: Any = accepted_by_both  # the cache is typed for hashable instances only
         return object.__new__(accepted(cls, sys.modules.get("pytorch_lightning")))
 
     def __init__(
@@ -100,6 +104,7 @@ class OptimusCallback(Callback):
         dynamic: bool | None = None,
         verify: bool = True,
         packing: bool = True,
+        explain: str | Sequence[str] | None = None,
         batch_size: int | Callable[[Any], int] | None = None,
         summary_dir: str | Path | None = None,
     ) -> None:
@@ -117,6 +122,7 @@ class OptimusCallback(Callback):
             dynamic=dynamic,
             verify=verify,
             packing=packing,
+            explain=explain,
             batch_size=batch_size,
         )
         self._summary_dir = Path(summary_dir) if summary_dir is not None else None
@@ -161,7 +167,7 @@ class OptimusCallback(Callback):
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Pickled and copied as what it was asked for, without what a run has made."""
         fresh = {"_takeover": None, "_saved": self.state_dict()}
-        return _blank, (_plain_class(type(self)),), self.__dict__ | fresh
+        return _blank, (plain_class(type(self)),), self.__dict__ | fresh
 
     # ---- fit -------------------------------------------------------------------------------------
 
@@ -366,6 +372,8 @@ class OptimusCallback(Callback):
         try:
             page = summary.write(self.summary(status), self._directory)
             trainer.print(f"Optimus: summary in {page}")
+            for file in write_explanations(report(self), self._directory):
+                trainer.print(f"Optimus: explained in {file}")
         except OSError as error:
             warnings.warn(f"Optimus could not write its summary: {error}", stacklevel=2)
 
@@ -374,21 +382,6 @@ def _fitting(trainer: Trainer) -> bool:
     return trainer.state.fn == "fit"
 
 
-@functools.cache
-def _accepted_by_both(cls: Any, other: Any) -> Any:
-    """`cls`, also derived from `pytorch_lightning`'s Callback where that package is in use.
-
-    Each package's Trainer refuses callbacks of the other one.
-    """
-    if other is None or issubclass(cls, other.Callback):
-        return cls
-    return type(cls.__name__, (cls, other.Callback), {"__module__": cls.__module__, "plain": cls})
-
-
 def _blank(cls: type[OptimusCallback]) -> OptimusCallback:
     """What pickle fills in."""
     return cls.__new__(cls)
-
-
-def _plain_class(cls: type[OptimusCallback]) -> type[OptimusCallback]:
-    return cls.__dict__.get("plain", cls)

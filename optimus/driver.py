@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import cast
 
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 from optimus.editor import Editor
 from optimus.functionalize import functionalize
 from optimus.gradients import GradientContract
 from optimus.grouping import GroupPass, attempt, record
+from optimus.history import History
 from optimus.layout import OutputContract, settle
 from optimus.legality import Legality
 from optimus.pattern import (
@@ -27,7 +28,7 @@ from optimus.pattern import (
     Rewrite,
     SweepPattern,
 )
-from optimus.report import PatternReport
+from optimus.records import OWN, REFUSED, PatternReport
 from optimus.values import fake_mode_of
 
 log = logging.getLogger(__name__)
@@ -59,7 +60,10 @@ class Phase:
 
 
 def rewrite(
-    module: GraphModule, phases: Sequence[Phase], strict: bool = False
+    module: GraphModule,
+    phases: Sequence[Phase],
+    strict: bool = False,
+    history: History | None = None,
 ) -> list[PatternReport]:
     """Run `phases` over `module.graph` in place; the module is recompiled.
 
@@ -77,6 +81,7 @@ def rewrite(
     legality = Legality(graph)
     legality.pin(contract.pinned(graph))
     editor = Editor(graph, legality, mode, strict)
+    editor.history = history
     editor.sweep(graph.nodes)  # what nobody needs must not be merged with what somebody does
     gradients = GradientContract(graph, legality)
     run = _Run(editor, {first.name: first}, strict)
@@ -91,6 +96,15 @@ def rewrite(
     graph.lint()
     module.recompile()
     return list(run.reports.values())
+
+
+def copy_graph_module(module: GraphModule) -> GraphModule:
+    """A module with a graph of its own; parameters, constants and fake values are shared."""
+    graph = Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    copy = GraphModule(module, graph)
+    copy.meta = dict(module.meta)
+    return copy
 
 
 class _Run:
@@ -199,17 +213,20 @@ class _Run:
         node: Node,
         report: PatternReport,
     ) -> None:
+        reached = REFUSED if isinstance(found, Match) else OWN
         if isinstance(found, Match):
             self._editor.begin(found.nodes, node, found.drops, pattern.replaces_effects)
             found = attempt(self._editor, pattern, found)
         if isinstance(found, Miss):
-            record(report, found, node)
+            record(report, found, node, reached)
         else:
             report.fired += 1
 
 
 def _accumulate(kept: PatternReport, later: PatternReport) -> None:
     if kept is not later:
+        if not kept.misses and not kept.fired:
+            kept.misses = later.misses
         kept.fired += later.fired
         kept.seconds += later.seconds
         kept.nodes_after += later.nodes_after - later.nodes_before

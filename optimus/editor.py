@@ -17,6 +17,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, Node
 
+from optimus.history import History
 from optimus.legality import Legality, storages_of, value_of
 from optimus.ops import OPS, canonical_call, op_of
 from optimus.transaction import Call, Check, Transaction
@@ -44,6 +45,7 @@ class Editor:
         self.legality = legality
         self.edits = 0
         self.changed: dict[Node, list[tuple[Node, Any]]] = {}
+        self.history: History | None = None
         self._mode = mode
         self._check = Check(graph, legality, mode if strict else None)
         self._open: Transaction | None = None
@@ -95,7 +97,7 @@ class Editor:
         assert self._open is None, "one transaction at a time"
         self._open = Transaction(tuple(nodes), tuple(drops), before, replaces_effects)
 
-    def commit(self) -> None:
+    def commit(self) -> Transaction:
         """Accept the open transaction, or raise Refused and leave the graph as it was."""
         transaction = self._transaction()
         reason = self._check.objection(transaction)
@@ -114,6 +116,7 @@ class Editor:
                     inputs = node.all_input_nodes
                     self._erase(node)
                     self.sweep(inputs)
+        return transaction
 
     def rollback(self) -> None:
         """Drop the open transaction, if there is one, and all nodes it made."""

@@ -22,7 +22,7 @@ from torch.fx import Graph, Node
 
 from optimus.legality import Legality, storages_of, value_of
 from optimus.ops import Op, out_of_place
-from optimus.report import PatternReport
+from optimus.records import PatternReport
 from optimus.values import Unknown, evaluate, same_strides, same_type
 
 NAME = "functionalize_in_place"

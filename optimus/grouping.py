@@ -20,10 +20,11 @@ from torch.fx import Graph, Node
 
 from optimus.editor import Editor, Refused
 from optimus.gradients import differentiated
+from optimus.history import source_line
 from optimus.legality import Context, tensor_of
 from optimus.ops import arguments, op_of
 from optimus.pattern import GroupPattern, Miss
-from optimus.report import PatternReport
+from optimus.records import ALONE, APART, OWN, REFUSED, PatternReport
 from optimus.schedule import schedule
 
 log = logging.getLogger(__name__)
@@ -60,6 +61,7 @@ class GroupPass:
     def run(self) -> None:
         """Merge what can be merged; the graph keeps its order if nothing can."""
         candidates = self._candidates()
+        self._record_lonely(candidates)
         while chosen := _choose(candidates):
             self._sweep(chosen)
             for node, (pattern, _) in chosen.items():
@@ -81,6 +83,13 @@ class GroupPass:
                         found.setdefault(node, []).append((pattern, key))
         return found
 
+    def _record_lonely(self, candidates: Mapping[Node, Sequence[Candidate]]) -> None:
+        company = _company(candidates)
+        for node, found in candidates.items():
+            for pattern, key in found:
+                if company[key] < pattern.smallest_group:
+                    self._record(pattern, LONELY, (node,), ALONE)
+
     def _key(self, pattern: GroupPattern, node: Node) -> Hashable | Miss:
         common = common_key(node, self._editor.legality.context(node), pattern.optional)
         own = common if isinstance(common, Miss) else pattern.key(node)
@@ -96,7 +105,7 @@ class GroupPass:
         grouped = {node for block in plan.groups for node in block}
         for node, (pattern, _) in chosen.items():
             if node not in grouped:
-                self._record(pattern, LONELY, (node,))
+                self._record(pattern, LONELY, (node,), ALONE)
         if plan.groups:
             _reorder(graph, plan.order)
         for block in plan.groups:
@@ -113,7 +122,7 @@ class GroupPass:
             return
         for group in pattern.arrange(members):
             if len(group) < pattern.smallest_group:
-                self._record(pattern, Miss(pattern.misfit), group)
+                self._record(pattern, Miss(pattern.misfit), group, APART)
             elif self._patient and pattern.copies(group):
                 self.postponed = True
             else:
@@ -127,7 +136,7 @@ class GroupPass:
         editor.begin(nodes, place, (), pattern.replaces_effects)
         outcome = attempt(editor, pattern, group)
         if isinstance(outcome, Miss):
-            self._record(pattern, outcome, group)
+            self._record(pattern, outcome, group, REFUSED)
         else:
             report.fired += 1
             report.nodes_after += len(editor.graph.nodes) - size
@@ -148,9 +157,11 @@ class GroupPass:
         finally:
             report.seconds += time.perf_counter() - start
 
-    def _record(self, pattern: GroupPattern, miss: Miss, nodes: Iterable[Node]) -> None:
+    def _record(
+        self, pattern: GroupPattern, miss: Miss, nodes: Iterable[Node], reached: int = OWN
+    ) -> None:
         for node in nodes:
-            record(self._report(pattern), miss, node)
+            record(self._report(pattern), miss, node, reached)
 
     def _report(self, pattern: GroupPattern) -> PatternReport:
         return self._reports[pattern.name()]
@@ -158,7 +169,7 @@ class GroupPass:
 
 def _choose(candidates: Mapping[Node, Sequence[Candidate]]) -> dict[Node, Candidate]:
     """For each node the first pattern whose key it shares with enough other nodes, if any."""
-    company = Counter(key for found in candidates.values() for _, key in found)
+    company = _company(candidates)
     chosen: dict[Node, Candidate] = {}
     for node, found in candidates.items():
         for pattern, key in found:
@@ -166,6 +177,10 @@ def _choose(candidates: Mapping[Node, Sequence[Candidate]]) -> dict[Node, Candid
                 chosen[node] = (pattern, key)
                 break
     return chosen
+
+
+def _company(candidates: Mapping[Node, Sequence[Candidate]]) -> Counter[Hashable]:
+    return Counter(key for found in candidates.values() for _, key in found)
 
 
 def common_key(node: Node, context: Context, optional: Sequence[str] = ()) -> Hashable | Miss:
@@ -221,25 +236,16 @@ def attempt(editor: Editor, pattern: Any, found: Any) -> Any:
     """Rewrite what was found: the same again if it counts, a Miss if the editor refuses it."""
     try:
         pattern.rewrite(found, editor)
-        editor.commit()
+        done = editor.commit()
     except Refused as reason:
         editor.rollback()
         return Miss(str(reason))
+    if editor.history is not None:
+        editor.history.note(pattern.name(), done.nodes, (*done.made, *done.respelled))
     return found
 
 
-def record(report: PatternReport, miss: Miss, node: Node) -> None:
-    """Count a miss at `node`."""
+def record(report: PatternReport, miss: Miss, node: Node, reached: int = OWN) -> None:
+    """Count a miss at `node`, which got as far as `reached`."""
     known = miss.reason in report.misses
-    report.miss(miss.reason, node.name, "" if known else _source_line(node))
-
-
-def _source_line(node: Node) -> str:
-    """The line of the user's program that the node comes from, as `file:line: code`."""
-    lines = [line.strip() for line in str(node.meta.get("stack_trace") or "").splitlines()]
-    for at in range(len(lines) - 1, -1, -1):
-        if lines[at].startswith("File ") and "site-packages/torch/" not in lines[at]:
-            path, line = lines[at].split(",")[:2]
-            code = lines[at + 1] if at + 1 < len(lines) else ""
-            return f"{path[5:].strip().strip(chr(34))}:{line.split()[-1]}: {code}"
-    return ""
+    report.miss(miss.reason, node.name, "" if known else source_line(node), reached)

@@ -33,6 +33,7 @@ class Settings:
     dynamic: bool | None = None
     verify: bool = True
     packing: bool = True
+    explain: str | Sequence[str] | None = None
     batch_size: int | Callable[[Any], int] | None = None
 
     def __post_init__(self) -> None:
@@ -60,6 +61,7 @@ class Settings:
             inner_options=self.inner_options,
             verify=self.verify,
             packing=packing,
+            explain=self.explain if phase == "optimised" else None,
         )
 
     @property

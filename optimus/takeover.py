@@ -19,7 +19,7 @@ from optimus.figures import Gain, Phase, Window, gain
 from optimus.packed_optimizer import PackedOptimizer
 from optimus.packing import Packing
 from optimus.recorder import Recorder
-from optimus.report import Report
+from optimus.records import Report
 from optimus.settings import PhaseName, Settings
 from optimus.targets import CompiledTargets, Target, describe, named_targets
 

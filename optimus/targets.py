@@ -21,6 +21,8 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from optimus.lookup import remember
+
 _CALL = "_compiled_call_impl"  # where nn.Module.compile() itself puts the compiled call
 _serial = count()
 
@@ -104,6 +106,9 @@ class CompiledTarget:
         self.compile_seconds = 0.0
         self.failure = ""
         self._backend = backend
+        report = getattr(backend, "report", None)
+        if report is not None:
+            remember(target.module, report)
         self._own: Callable[..., Any] = target.module.__call__
         self._before: Any = None
         self._compiled: Callable[..., Any] = cast("Any", torch).compile(

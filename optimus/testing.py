@@ -20,8 +20,8 @@ from optimus.legality import storages_of
 from optimus.names import nearest
 from optimus.pattern import Example, Rewrite
 from optimus.pipeline import Selection, patterns_by_name, select, select_alone
+from optimus.records import Report
 from optimus.registry import check
-from optimus.report import Report
 from optimus.targets import describe
 from optimus.values import same_strides
 

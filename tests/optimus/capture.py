@@ -13,7 +13,7 @@ from optimus.backend import copy_graph_module
 from optimus.driver import Phase, rewrite
 from optimus.ops import op_of
 from optimus.pattern import Rewrite
-from optimus.report import PatternReport
+from optimus.records import PatternReport
 from optimus.verify import Verifier
 
 

@@ -10,24 +10,40 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+OWN, ALONE, APART, REFUSED = range(4)
+"""How far a miss got. A condition of the pattern's own did not hold; nothing else is like it; other
+nodes are, but do not lie beside it; there was a match, but the engine could not show that it is
+safe."""
+
 
 @dataclass
 class MissRecord:
     """Why anchors of one pattern did not fire: one record a reason.
 
     `example` is the name of the first node that missed for this reason and `source` the line of the
-    user's program it came from (empty when the graph carries no stack traces).
+    user's program it came from (empty when the graph carries no stack traces). `reached`: how far
+    it got, OWN to REFUSED.
     """
 
     reason: str
     count: int = 0
     example: str = ""
     source: str = ""
+    reached: int = OWN
+
+    @property
+    def where(self) -> str:
+        """The example, with its line."""
+        return f"{self.example}, {self.source}" if self.source else self.example
 
 
 @dataclass
 class PatternReport:
-    """One pattern on one graph. `nodes_before`/`nodes_after` count the graph around its run."""
+    """One pattern on one graph. `nodes_before`/`nodes_after` count the graph around its run.
+
+    `lacks`: patterns that it needs (`Rewrite.needs`), where they are not selected and it never
+    fired.
+    """
 
     name: str
     family: str
@@ -37,11 +53,17 @@ class PatternReport:
     nodes_before: int = 0
     nodes_after: int = 0
     seconds: float = 0.0
+    lacks: tuple[str, ...] = ()
 
-    def miss(self, reason: str, example: str = "", source: str = "") -> None:
+    def miss(self, reason: str, example: str = "", source: str = "", reached: int = OWN) -> None:
         """Count one anchor that missed; the first one of a reason is kept as its example."""
         record = self.misses.setdefault(reason, MissRecord(reason, 0, example, source))
         record.count += 1
+        record.reached = max(record.reached, reached)
+
+    def sorted_misses(self) -> list[MissRecord]:
+        """The nearest miss first: those that got furthest, and of these the rarest."""
+        return sorted(self.misses.values(), key=lambda m: (-m.reached, m.count))
 
 
 @dataclass
@@ -77,11 +99,25 @@ class GraphReport:
         return sum(p.fired for p in self.patterns)
 
 
+@dataclass(frozen=True)
+class Explanation:
+    """What one pattern did to one graph, for people: `text`, and `picture`, an SVG document."""
+
+    pattern: str
+    graph: int
+    text: str
+    picture: str
+
+
 @dataclass
 class Report:
-    """All graphs that one backend compiled, in order."""
+    """All graphs that one backend compiled, in order. Printed, it says all there is to say.
+
+    `explanations`: of the patterns that `explain=` named.
+    """
 
     graphs: list[GraphReport] = field(default_factory=list[GraphReport])
+    explanations: list[Explanation] = field(default_factory=list[Explanation])
 
     def totals(self) -> list[PatternReport]:
         """Per-pattern sums over the graphs, in pipeline order."""
@@ -95,13 +131,28 @@ class Report:
         """How often pattern `name` fired, over all graphs."""
         return sum(p.fired for p in self._patterns() if p.name == name)
 
+    def explain(self, name: str) -> str:
+        """What pattern `name` did, graph by graph. Raises ValueError if that was not recorded."""
+        found = [e.text for e in self.explanations if e.pattern == name]
+        if not found:
+            known = ", ".join(dict.fromkeys(e.pattern for e in self.explanations)) or "none"
+            raise ValueError(
+                f"{name!r} was not to be explained: compile with explain={name!r} (known: {known})"
+            )
+        return "\n\n".join(found)
+
+    def __str__(self) -> str:
+        if not self.graphs:
+            return "no graph has been compiled yet"
+        return "\n\n".join("\n".join(_graph_lines(graph)) for graph in self.graphs)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         return {"graphs": [asdict(g) for g in self.graphs]}
 
     def table(self) -> str:
         """A text table with one row a pattern that saw at least one anchor."""
-        rows = [_HEADER, *(_row(p) for p in self.totals() if p.anchors or p.fired)]
+        rows = [_HEADER, *(_row(p) for p in self.totals() if p.anchors or p.fired or p.lacks)]
         widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADER) - 1)]
         lines = [_line(row, widths) for row in rows]
         notes = [note for graph in self.graphs for note in _notes(graph)]
@@ -109,6 +160,35 @@ class Report:
 
     def _patterns(self) -> Iterator[PatternReport]:
         return (p for g in self.graphs for p in g.patterns)
+
+
+def _graph_lines(graph: GraphReport) -> Iterator[str]:
+    yield (
+        f"graph {graph.index}: {graph.nodes_before} nodes became {graph.nodes_after}, "
+        f"{graph.fired} rewrites in {graph.rewrite_seconds:.2f} s"
+        + (f", {graph.verified}" if graph.verified else "")
+    )
+    yield from (f"  {note.split(': ', 1)[1]}" for note in _notes(graph))
+    for pattern in graph.patterns:
+        if pattern.anchors or pattern.fired or pattern.lacks:
+            yield from (f"  {line}" for line in pattern_lines(pattern))
+    idle = [p.name for p in graph.patterns if not (p.anchors or p.fired or p.lacks)]
+    if idle:
+        yield f"  nothing to look at for: {', '.join(idle)}"
+
+
+def pattern_lines(pattern: PatternReport) -> Iterator[str]:
+    """What one pattern saw, did and missed, the nearest miss first."""
+    yield f"{pattern.name}: {pattern.anchors} anchors, fired {pattern.fired}{_lacking(pattern)}"
+    for at, miss in enumerate(pattern.sorted_misses()):
+        nearest = "nearest miss: " if at == 0 and len(pattern.misses) > 1 else ""
+        yield f"    {miss.count:>5} missed  {nearest}{miss.reason}"
+        if miss.example:
+            yield f"                  e.g. {miss.where}"
+
+
+def _lacking(pattern: PatternReport) -> str:
+    return f": needs {', '.join(pattern.lacks)}, not selected" if pattern.lacks else ""
 
 
 def _notes(graph: GraphReport) -> Iterator[str]:
@@ -134,10 +214,13 @@ def _add(total: PatternReport, part: PatternReport) -> None:
             record.reason, MissRecord(record.reason, 0, record.example, record.source)
         )
         kept.count += record.count
+        kept.reached = max(kept.reached, record.reached)
+    total.lacks = () if total.fired else tuple(dict.fromkeys((*total.lacks, *part.lacks)))
 
 
 def _row(pattern: PatternReport) -> tuple[str, ...]:
     misses = sorted(pattern.misses.values(), key=lambda m: -m.count)
+    reasons = [f"{m.reason} ({m.count})" for m in misses[:3]]
     return (
         pattern.name,
         pattern.family,
@@ -145,7 +228,7 @@ def _row(pattern: PatternReport) -> tuple[str, ...]:
         str(pattern.fired),
         f"{pattern.nodes_after - pattern.nodes_before:+d}",
         f"{pattern.seconds:.3f}",
-        "; ".join(f"{m.reason} ({m.count})" for m in misses[:3]),
+        "; ".join([_lacking(pattern).removeprefix(": "), *reasons][not pattern.lacks :]),
     )
 
 
