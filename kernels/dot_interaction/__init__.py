@@ -12,9 +12,10 @@ from torch import Tensor
 
 from kernels import autocast
 from kernels.dot_interaction import reference
+from kernels.dot_interaction.by_index import dot_interaction_at
 from kernels.launch import can_launch
 
-__all__ = ["dot_interaction"]
+__all__ = ["dot_interaction", "dot_interaction_at"]
 
 
 def dot_interaction(dense: Tensor, embedded: Tensor, upper: bool = False) -> Tensor:
@@ -44,7 +45,7 @@ def _forward(dense: Tensor, embedded: Tensor, upper: bool) -> Tensor:
         from kernels.dot_interaction import triton
 
         return triton.forward(dense, embedded, upper)
-    return reference.dot_interaction(dense, embedded, upper)
+    return reference.dot_interaction(dense, embedded, *_pairs(embedded, upper))
 
 
 @_forward.register_fake
@@ -61,12 +62,16 @@ def _backward(grad: Tensor, dense: Tensor, embedded: Tensor, upper: bool) -> tup
         from kernels.dot_interaction import triton
 
         return triton.backward(grad, dense, embedded, upper)
-    return reference.backward(grad, dense, embedded, upper)
+    return reference.backward(grad, dense, embedded, *_pairs(embedded, upper))
 
 
 @_backward.register_fake
 def _(grad: Tensor, dense: Tensor, embedded: Tensor, upper: bool) -> tuple[Tensor, Tensor]:
     return dense.new_empty(dense.shape), embedded.new_empty(embedded.shape)
+
+
+def _pairs(embedded: Tensor, upper: bool) -> Tensor:
+    return reference.triangle(embedded.shape[1] + 1, upper, embedded.device)
 
 
 def _launches(*tensors: Tensor) -> bool:

@@ -13,23 +13,27 @@ def triangle(num_vectors: int, upper: bool, device: torch.device) -> Tensor:
     return torch.tril_indices(num_vectors, num_vectors, -1, device=device)
 
 
-def dot_interaction(dense: Tensor, embedded: Tensor, upper: bool) -> Tensor:
-    """(B, D + P): `dense` and the products of all P pairs of vectors."""
-    vectors = torch.cat((dense.unsqueeze(1).to(embedded.dtype), embedded), 1)
+def dot_interaction(dense: Tensor, embedded: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """(B, D + P): `dense` and the products of the pairs (rows[p], columns[p]) of vectors."""
+    vectors = _vectors(dense, embedded)
     products = torch.bmm(vectors, vectors.mT)
-    rows, columns = triangle(vectors.shape[1], upper, dense.device)
     dtype = torch.promote_types(dense.dtype, embedded.dtype)
     return torch.cat((dense.to(dtype), products[:, rows, columns].to(dtype)), 1)
 
 
-def backward(grad: Tensor, dense: Tensor, embedded: Tensor, upper: bool) -> tuple[Tensor, Tensor]:
-    """Gradients of `dense` and `embedded`: S @ vectors, S the symmetric matrix of the pairs'."""
-    vectors = torch.cat((dense.unsqueeze(1).to(embedded.dtype), embedded), 1)
+def backward(
+    grad: Tensor, dense: Tensor, embedded: Tensor, rows: Tensor, columns: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Gradients of `dense` and `embedded`: (G + G.T) @ vectors, G the gradients of the products."""
+    vectors = _vectors(dense, embedded)
     num_vectors, size = vectors.shape[1:]
-    rows, columns = triangle(num_vectors, upper, dense.device)
-    pairs = grad[:, size:].to(embedded.dtype)
-    symmetric = pairs.new_zeros(len(pairs), num_vectors, num_vectors)
-    symmetric[:, rows, columns] = pairs
-    symmetric[:, columns, rows] = pairs
-    grads = torch.bmm(symmetric, vectors)
+    pairs = grad.new_zeros(len(grad), num_vectors, num_vectors, dtype=embedded.dtype)
+    every = torch.arange(len(grad), device=grad.device).unsqueeze(1)
+    of_pairs = grad[:, size:].to(embedded.dtype)
+    pairs.index_put_((every, rows, columns), of_pairs, accumulate=True)
+    grads = torch.bmm(pairs + pairs.mT, vectors)
     return (grad[:, :size] + grads[:, 0]).to(dense.dtype), grads[:, 1:].contiguous()
+
+
+def _vectors(dense: Tensor, embedded: Tensor) -> Tensor:
+    return torch.cat((dense.unsqueeze(1).to(embedded.dtype), embedded), 1)

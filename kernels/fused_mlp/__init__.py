@@ -15,6 +15,7 @@ from torch import Tensor
 from kernels import autocast
 from kernels.activations import check_activation
 from kernels.fused_mlp import reference
+from kernels.fused_mlp.sizes import fits
 from kernels.launch import can_launch
 
 __all__ = ["fused_mlp"]
@@ -120,10 +121,7 @@ def _(
 def _launches(x: Tensor, weights: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
     if not x.numel() or not can_launch(x, *weights, *others):
         return False
-    from kernels.fused_mlp import triton
-
-    sizes = [x.shape[2], *(w.shape[1] for w in weights)]
-    return triton.fits(sizes, x.element_size())
+    return fits([x.shape[2], *(w.shape[1] for w in weights)], x.element_size())
 
 
 def _lined_up(tensors: Sequence[Tensor]) -> list[Tensor]:

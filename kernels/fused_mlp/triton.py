@@ -5,7 +5,7 @@ Shapes: x (T, B, S0), weights l = 1..L (T, Sl, Sl-1), biases (T, Sl), result (T,
 1. A program takes BLOCK_M rows through the whole network: nothing between the layers leaves the SM.
 2. The first hidden layer is made CHUNK columns at a time and multiplied into the second at once, so
    that the widest layer is never held as a whole. Layers from the second on are held in registers;
-   their weights are read as one tile each, which bounds their sizes (`fits`).
+   their weights are read as one tile each, which bounds their sizes (sizes.py).
 3. Widths are constants of the kernel and padded to powers of two: 13 inputs take a tile of 16, one
    output a tile of 16 of which one column is written.
 4. Hidden layers are rounded to the storage type behind the activation, as PyTorch does it, but not
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -25,12 +24,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.fused_mlp.sizes import block
 from kernels.launch import on_device
 from kernels.matmul import number_types
 from kernels.tiles import activate, narrow, operand, wide
 from kernels.tuning import Tile, choose, tile
 
-# The first of each fits a Hopper GPU for every network that `fits`.
+# The first of each fits a Hopper GPU for every network that sizes.py lets in.
 FORWARD_TILES = (
     tile(BLOCK_M=64, CHUNK=32, num_warps=8, num_stages=2),
     tile(BLOCK_M=64, CHUNK=64, num_warps=4, num_stages=2),
@@ -69,20 +69,6 @@ def forward(
     return out
 
 
-def fits(sizes: Sequence[int], itemsize: int) -> bool:
-    """Whether there is a kernel for a network of these widths, input first: 2 to 4 layers, widths
-    to 512, and the weights behind the second layer small enough to be held as a whole."""
-    blocks = [_block(size) for size in sizes]
-    if not 3 <= len(sizes) <= 5 or max(blocks) > 512:
-        return False
-    held = [a * b * itemsize for a, b in pairwise(blocks[2:])]
-    return max([0, *held]) <= 64 * 1024 and (blocks[0] + blocks[2]) * itemsize <= 1536
-
-
-def _block(size: int) -> int:
-    return max(16, 1 << max(0, size - 1).bit_length())
-
-
 def grid_of(x: Tensor, choice: Tile) -> tuple[int, int]:
     """Blocks of rows, and towers."""
     return (math.ceil(x.shape[1] / choice.sizes["BLOCK_M"]), x.shape[0])
@@ -105,7 +91,7 @@ def constants(
         "ACTIVATION": activation,
         "LAST": activation if last else "none",
         **{f"S{i}": size for i, size in enumerate(sizes)},
-        **{f"P{i}": _block(size) for i, size in enumerate(sizes)},
+        **{f"P{i}": block(size) for i, size in enumerate(sizes)},
         **number_types(x.dtype),
     }
 

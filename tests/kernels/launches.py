@@ -13,6 +13,7 @@ from kernels.cross_layer import triton as cross_layer
 from kernels.dot_interaction import triton as dot_interaction
 from kernels.fused_mlp import triton as fused_mlp
 from kernels.fused_mlp import triton_backward as fused_mlp_backward
+from kernels.fused_mlp.sizes import fits
 
 
 def _empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -47,7 +48,7 @@ def _fused_mlp(dtype: torch.dtype, *sizes: int) -> None:
     pairs = pairwise(sizes)
     weights = [_empty(1, b, a, dtype=dtype) for a, b in pairs]
     biases = [_empty(1, size, dtype=dtype) for size in sizes[1:]]
-    assert fused_mlp.fits(sizes, x.element_size())
+    assert fits(sizes, x.element_size())
     out = fused_mlp.forward(x, weights, biases, "relu", True)
     fused_mlp_backward.backward(out, x, weights, biases, "relu", True, sizes[0] > 13)
 

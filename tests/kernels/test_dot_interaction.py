@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.dot_interaction import dot_interaction, reference
+from kernels.dot_interaction import by_index, dot_interaction, dot_interaction_at, reference
 from kernels.tuning import pinned, tile
 from tests.kernels import checks
 
@@ -22,7 +22,11 @@ def _op(upper: bool) -> checks.Function:
 
 
 def _plain(upper: bool) -> checks.Function:
-    return lambda dense, embedded: reference.dot_interaction(dense, embedded, upper)
+    def run(dense: Tensor, embedded: Tensor) -> Tensor:
+        pairs = reference.triangle(embedded.shape[1] + 1, upper, embedded.device)
+        return reference.dot_interaction(dense, embedded, *pairs)
+
+    return run
 
 
 @pytest.mark.parametrize("device", checks.DEVICES)
@@ -106,6 +110,43 @@ def test_gradients_are_those_of_finite_differences(interpreted: bool) -> None:
 def test_passes_opcheck() -> None:
     inputs = [x.requires_grad_() for x in _inputs(2, 3, 4, torch.float32, "cpu")]
     torch.library.opcheck(torch.ops.kernels.dot_interaction.default, (*inputs, True))
+
+
+ORDERS = {
+    "upper": torch.triu_indices(5, 5, 1),
+    "lower": torch.tril_indices(5, 5, -1),
+    "with squares": torch.tril_indices(5, 5),
+    "one pair twice": torch.tensor([[0, 0, 3], [1, 1, -1]]),
+}
+
+
+@pytest.mark.parametrize("device", checks.DEVICES)
+@pytest.mark.parametrize("order", ORDERS)
+def test_takes_pairs_in_any_order(order: str, device: str) -> None:
+    rows, columns = ORDERS[order].to(device).unbind()
+
+    def plain(dense: Tensor, embedded: Tensor) -> Tensor:
+        vectors = torch.cat((dense.unsqueeze(1), embedded), 1)
+        return torch.cat((dense, torch.bmm(vectors, vectors.mT)[:, rows, columns]), 1)
+
+    def op(dense: Tensor, embedded: Tensor) -> Tensor:
+        return dot_interaction_at(dense, embedded, rows, columns)
+
+    inputs = _inputs(3, 4, 8, torch.float32, device)
+    checks.against(op, plain, inputs)
+    checks.compiles(op, inputs)
+
+
+def test_knows_the_order_of_pairs() -> None:
+    known = {name: by_index.order_of(*pairs.unbind(), 5) for name, pairs in ORDERS.items()}
+    assert known == {"upper": True, "lower": False, "with squares": None, "one pair twice": None}
+
+
+def test_an_order_that_changes_is_looked_at_again() -> None:
+    pairs = torch.triu_indices(5, 5, 1)
+    assert by_index.order_of(*pairs.unbind(), 5) is True
+    pairs[0, 0] = 1
+    assert by_index.order_of(*pairs.unbind(), 5) is None
 
 
 def test_refuses_shapes_that_do_not_fit() -> None:
