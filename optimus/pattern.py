@@ -12,7 +12,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
 from torch.fx import Node
@@ -84,6 +84,10 @@ class Rewrite(ABC):
     def name(cls) -> str:
         """The one name: that of the pattern's file."""
         return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+
+    def ungated(self) -> Self:
+        """The same without a decision by measurement: what its examples are run with."""
+        return self
 
     @classmethod
     @abstractmethod

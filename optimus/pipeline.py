@@ -23,6 +23,9 @@ from optimus.patterns.horizontal.join_shared_weight_linears import JoinSharedWei
 from optimus.patterns.horizontal.mix_experts_where_they_lie import MixExpertsWhereTheyLie
 from optimus.patterns.horizontal.sum_matrix_vector_products import SumMatrixVectorProducts
 from optimus.patterns.horizontal.widen_shared_input_linears import WidenSharedInputLinears
+from optimus.patterns.kernels.fuse_cross_layer import FuseCrossLayer
+from optimus.patterns.kernels.fuse_dot_interaction import FuseDotInteraction
+from optimus.patterns.kernels.fuse_narrow_mlp import FuseNarrowMlp
 from optimus.patterns.normalize.canonicalize_calls import CanonicalizeCalls
 from optimus.patterns.normalize.count_dims_from_front import CountDimsFromFront
 from optimus.patterns.normalize.lower_einsum_to_gemm import LowerEinsumToGemm
@@ -112,12 +115,13 @@ PIPELINE: tuple[Phase, ...] = (
             BatchReductions(),
         ),
     ),
+    Phase("kernels", (FuseDotInteraction(), FuseCrossLayer(), FuseNarrowMlp())),
     Phase("finish", (SumMatrixVectorProducts(),)),
 )
 """Phases in the order they run; a phase is repeated until it changes nothing. Users' own patterns
 stand between these: `phases()` has all."""
 
-PRESETS = ("none", "vertical", "horizontal", "all")
+PRESETS = ("none", "vertical", "horizontal", "kernels", "all")
 
 
 @dataclass(frozen=True)
@@ -203,10 +207,10 @@ def select(
 ) -> Selection:
     """The selection that `patterns` names, less `disable`, with `knobs` set.
 
-    `patterns`: "none", "vertical", "horizontal" (with the vertical clean-up it needs), "all", the
-    name of a pattern, or a list of these; order does not matter. `patterns` and `disable` may use
-    PyTorch's names (optimus.upstream), too. Raises ValueError naming the nearest valid names for
-    anything unknown.
+    `patterns`: "none", "vertical", "horizontal" (with the vertical clean-up it needs), "kernels",
+    "all", the name of a pattern, or a list of these; order does not matter. `patterns` and
+    `disable` may use PyTorch's names (optimus.upstream), too. Raises ValueError naming the nearest
+    valid names for anything unknown.
     """
     wanted = [patterns] if isinstance(patterns, str) else list(patterns)
     names = {name for word in wanted for name in _expand(word)}
@@ -276,7 +280,11 @@ def _expand(word: str) -> tuple[str, ...]:
 
 
 # Horizontal rewrites leave unbind/stack pairs that the vertical ones remove.
-_FAMILIES = {"vertical": ("vertical",), "horizontal": ("horizontal", "vertical")}
+_FAMILIES = {
+    "vertical": ("vertical",),
+    "horizontal": ("horizontal", "vertical"),
+    "kernels": ("kernels",),
+}
 
 
 def _with_knobs(pattern: Rewrite, knobs: Mapping[str, Any]) -> Rewrite:
