@@ -34,6 +34,12 @@ SMALL = (
     "data.eval_batch_size=64",
 )
 
+# Meant for a GPU: layers no larger than this test needs.
+SMALLER = {
+    "rankmixer_100m_synthetic": ["model.token_dim=64"],
+    "wukong_large_synthetic": ["model.embedding_dim=16"],
+}
+
 
 def composed(folder: Path, *overrides: str) -> DictConfig:
     """The configuration as train.py composes it, with its output in `folder`."""
@@ -80,7 +86,7 @@ def test_every_set_of_callbacks_runs(tmp_path: Path, callbacks: str) -> None:
 def test_every_experiment_on_synthetic_data_trains(tmp_path: Path, experiment: str) -> None:
     if not str(composed(tmp_path, f"experiment={experiment}").data._target_).endswith("Synthetic"):
         pytest.skip("its data are fetched or given by the user: tests/recsys/data has their tests")
-    run(tmp_path, f"experiment={experiment}")
+    run(tmp_path, f"experiment={experiment}", *SMALLER.get(experiment, ()))
 
 
 @pytest.mark.parametrize(
