@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.models import Inputs
+from benchmarks.models import BenchmarkModel, Inputs
 from optimus.backend import OptimusBackend
 from optimus.packed_optimizer import PackedOptimizer
 from optimus.packing import Packing
 
+Inner = Literal["inductor", "aot_eager"]
+
 
 @dataclass
 class Job:
-    """A model in training under one provider; `step` is forward, backward and optimizer."""
+    """A model in training under one provider; `step` is forward, backward and optimizer.
+
+    `inner` is what stands in for Inductor: aot_eager compiles in no time and generates no code.
+    `notes` are read when all has been compiled.
+    """
 
     module: nn.Module
     optimizer: torch.optim.Optimizer
@@ -26,7 +32,8 @@ class Job:
     inputs: Inputs
     labels: Tensor
     amp: bool
-    notes: list[str] = field(default_factory=list[str])
+    inner: Inner = "inductor"
+    notes: Callable[[], Iterator[str]] = field(default=lambda: iter(()))
 
     def logits(self) -> Tensor:
         """The forward pass."""
@@ -34,9 +41,8 @@ class Job:
             return self.forward(*self.inputs)
 
     def learn(self, logits: Tensor) -> None:
-        """Backward from the mean binary cross-entropy over batch and tasks, and the optimizer."""
-        loss = nn.functional.binary_cross_entropy_with_logits(logits.float(), self.labels)
-        loss.backward()  # type: ignore[no-untyped-call]
+        """Backward from the loss, and the optimizer."""
+        loss_of(logits, self.labels).backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
 
     def forget(self) -> None:
@@ -51,6 +57,12 @@ class Job:
         self.learn(self.logits())
 
 
+def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean binary cross-entropy over batch and tasks, at float32 or better."""
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    return nn.functional.binary_cross_entropy_with_logits(wide, labels.to(wide.dtype))
+
+
 def autocast(device: torch.device, enabled: bool) -> AbstractContextManager[Any]:
     """bf16 autocast, or nothing."""
     return torch.autocast(device.type, torch.bfloat16, enabled=enabled)
@@ -59,103 +71,115 @@ def autocast(device: torch.device, enabled: bool) -> AbstractContextManager[Any]
 @dataclass(frozen=True)
 class Provider:
     """`compile` turns a job's module into what its forward calls. `fused` takes the hand-fused
-    twin; `whole_step` captures the step as one CUDA graph."""
+    twin; `whole_step` captures the step as one CUDA graph. `needs_inductor`: another compiler
+    would ignore its options; `needs_gpu`: it differs from another provider there only."""
 
     name: str
     compile: Callable[[Job], Callable[..., Tensor]]
     fused: bool = False
     whole_step: bool = False
+    needs_inductor: bool = False
+    needs_gpu: bool = False
+
+    def objection(self, model: BenchmarkModel, device: torch.device, inner: Inner) -> str:
+        """Why it is not run; empty if it is."""
+        if self.fused and model.fused is None:
+            return "the model has no repeated branches to fuse"
+        if device.type != "cuda" and (self.whole_step or self.needs_gpu):
+            return "needs a GPU"
+        if inner != "inductor" and self.needs_inductor:
+            return f"its options are Inductor's, not {inner}'s"
+        return ""
 
 
 def _eager(job: Job) -> Callable[..., Tensor]:
     return job.module
 
 
-def _inductor(**options: Any) -> Callable[[Job], Callable[..., Tensor]]:
-    def make(job: Job) -> Callable[..., Tensor]:
-        return torch.compile(job.module, options=options or None)
+def _compile(job: Job) -> Callable[..., Tensor]:
+    return torch.compile(job.module, backend=job.inner)
 
-    return make
+
+def _inductor(**options: Any) -> Callable[[Job], Callable[..., Tensor]]:
+    return lambda job: torch.compile(job.module, options=options)
 
 
 def _mode(mode: str) -> Callable[[Job], Callable[..., Tensor]]:
     return lambda job: torch.compile(job.module, mode=mode)
 
 
+# The presets of PyTorch's own benchmark.
 _NORMALIZE: dict[str, Any] = {"normalization_pass": {}}
-_SPLIT_CAT: dict[str, Any] = {
+_VERTICAL: dict[str, Any] = {
+    **_NORMALIZE,
     "merge_splits_pass": {},
     "split_cat_pass": {},
     "unbind_stack_pass": {},
     "unbind_cat_to_view_pass": {},
 }
-
-
-def upstream(pre_grad: dict[str, Any], post_grad: dict[str, Any] | None = None) -> Any:
-    """PyTorch's own passes, by their option names."""
-    return _inductor(pre_grad_fusion_options=pre_grad, post_grad_fusion_options=post_grad or {})
-
-
-_BATCH = {"batch_linear": {}, "batch_layernorm": {}}
+_HORIZONTAL: dict[str, Any] = {**_NORMALIZE, "batch_linear": {}, "batch_layernorm": {}}
+# The best set found by hand: small groups too, and all that is batched before autograd.
 _SMALL = {"min_fuse_set_size": 2, "max_fuse_set_size": 300, "fuse_nodes_with_same_parent": True}
-_TUNED = {
-    **_NORMALIZE,
-    **_SPLIT_CAT,
-    "batch_linear": _SMALL,
-    "batch_linear_lhs": _SMALL,
-    "batch_layernorm": _SMALL,
-    "batch_relu": _SMALL,
-    "batch_tanh": _SMALL,
-    "batch_sigmoid": _SMALL,
-}
+_BATCHED = ("linear", "linear_lhs", "layernorm", "relu", "tanh", "sigmoid")
+_TUNED: dict[str, Any] = {**_VERTICAL, **{f"batch_{name}": _SMALL for name in _BATCHED}}
+# And after autograd, where the passes take static shapes only.
+_LATE = ("linear_post_grad", "aten_tanh", "aten_sigmoid", "aten_relu", "aten_add", "aten_mul")
+_TUNED_LATE: dict[str, Any] = {f"batch_{name}": _SMALL for name in _LATE}
 
 
-def _optimus(patterns: str, packed: bool = False) -> Callable[[Job], Callable[..., Tensor]]:
+def _upstream(name: str, before: dict[str, Any], after: dict[str, Any] | None = None) -> Provider:
+    """PyTorch's own passes, before and after autograd, by their option names."""
+    options = _inductor(pre_grad_fusion_options=before, post_grad_fusion_options=after or {})
+    return Provider(name, options, needs_inductor=True)
+
+
+def _optimus(
+    patterns: str, packed: bool = False, **options: Any
+) -> Callable[[Job], Callable[..., Tensor]]:
     def make(job: Job) -> Callable[..., Tensor]:
-        packing = None
-        if packed:
-            packing = Packing(adopt=PackedOptimizer([job.optimizer]).adopt)
-        backend = OptimusBackend(patterns, packing=packing)
-        job.notes = _Notes(backend, packing)
+        packing = Packing(adopt=PackedOptimizer([job.optimizer]).adopt) if packed else None
+        backend = OptimusBackend(
+            patterns, inner=job.inner, inner_options=options or None, packing=packing
+        )
+        job.notes = lambda: _notes(backend, packing)
         return torch.compile(job.module, backend=backend)  # type: ignore[call-overload]
 
     return make
 
 
-class _Notes(list[str]):
-    """What the backend has to say, asked for after it has compiled."""
-
-    def __init__(self, backend: OptimusBackend, packing: Packing | None) -> None:
-        super().__init__()
-        self._backend, self._packing = backend, packing
-
-    def __iter__(self) -> Any:
-        yield self._backend.report.table()
-        if self._packing is not None:
-            sizes = [len(p.parameters) for p in self._packing.packs]
-            yield f"{len(sizes)} packs of {sum(sizes)} parameters"
-            yield f"packing declined: {self._packing.declined}"
+def _notes(backend: OptimusBackend, packing: Packing | None) -> Iterator[str]:
+    yield backend.report.table()
+    if packing is not None:
+        sizes = [len(pack.parameters) for pack in packing.packs]
+        yield f"{len(sizes)} packs of {sum(sizes)} parameters; declined: {packing.declined}"
 
 
-PROVIDERS = {
-    provider.name: provider
-    for provider in (
-        Provider("eager", _eager),
-        Provider("compile", _inductor()),
-        Provider("compile_max_autotune", _mode("max-autotune-no-cudagraphs")),
-        Provider("reduce_overhead", _mode("reduce-overhead")),
-        Provider("compile_step_graph", _inductor(), whole_step=True),
-        Provider("combo_kernels", _inductor(combo_kernels=True)),
-        Provider("upstream_vertical", upstream(_NORMALIZE | _SPLIT_CAT)),
-        Provider("upstream_horizontal", upstream(_NORMALIZE | _BATCH)),
-        Provider("upstream_all", upstream(_NORMALIZE | _SPLIT_CAT | _BATCH)),
-        Provider("upstream_tuned", upstream(_TUNED)),
-        Provider("optimus_vertical", _optimus("vertical")),
-        Provider("optimus_horizontal", _optimus("horizontal")),
-        Provider("optimus_all", _optimus("all")),
-        Provider("optimus_packed", _optimus("all", packed=True)),
-        Provider("optimus_step_graph", _optimus("all", packed=True), whole_step=True),
-        Provider("fused_compile", _inductor(), fused=True),
-        Provider("fused_step_graph", _inductor(), fused=True, whole_step=True),
-    )
-}
+_ALL = (
+    Provider("eager", _eager),
+    Provider("compile", _compile),
+    Provider("compile_max_autotune", _mode("max-autotune-no-cudagraphs"), needs_inductor=True),
+    Provider("reduce_overhead", _mode("reduce-overhead"), needs_gpu=True, needs_inductor=True),
+    Provider("compile_step_graph", _compile, whole_step=True),
+    Provider("combo_kernels", _inductor(combo_kernels=True), needs_inductor=True),
+    _upstream("upstream_vertical", _VERTICAL),
+    _upstream("upstream_horizontal", _HORIZONTAL),
+    _upstream("upstream_all", _VERTICAL | _HORIZONTAL),
+    _upstream("upstream_tuned", _TUNED),
+    _upstream("upstream_tuned_late", _TUNED, _TUNED_LATE),
+    Provider("optimus_vertical", _optimus("vertical")),
+    Provider("optimus_horizontal", _optimus("horizontal")),
+    Provider("optimus_horizontal_packed", _optimus("horizontal", packed=True)),
+    Provider("optimus_all", _optimus("all")),
+    Provider("optimus_packed", _optimus("all", packed=True)),
+    Provider(
+        "optimus_reduce_overhead",
+        _optimus("all", packed=True, **{"triton.cudagraphs": True}),
+        needs_gpu=True,
+        needs_inductor=True,
+    ),
+    Provider("optimus_all_step_graph", _optimus("all"), whole_step=True),
+    Provider("optimus_step_graph", _optimus("all", packed=True), whole_step=True),
+    Provider("fused_compile", _compile, fused=True),
+    Provider("fused_step_graph", _compile, fused=True, whole_step=True),
+)
+PROVIDERS = {provider.name: provider for provider in _ALL}

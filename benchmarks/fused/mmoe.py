@@ -1,80 +1,54 @@
-"""Per-feature MMoE as an expert would write it: every group of equal layers is one batched GEMM."""
+"""MMoE as an expert would write it: every group of equal layers is one GEMM."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from recsys.models.mmoe import MMoEDenseArch
-
-
-class BatchedLinear(nn.Module):
-    """N linears of equal shape on N inputs (N, B, K) -> (N, B, M), weights taken from `layers`."""
-
-    def __init__(self, layers: Iterable[nn.Module]) -> None:
-        super().__init__()
-        linears = [cast(nn.Linear, layer) for layer in layers]
-        self.weight = nn.Parameter(torch.stack([x.weight.detach().t() for x in linears]))
-        self.bias = nn.Parameter(torch.stack([x.bias.detach() for x in linears]).unsqueeze(1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.baddbmm(self.bias, x, self.weight)
-
-
-class WideLinear(nn.Module):
-    """Linears on one input as one: weights of `layers` above one another."""
-
-    def __init__(self, layers: Iterable[nn.Module]) -> None:
-        super().__init__()
-        linears = [cast(nn.Linear, layer) for layer in layers]
-        self.weight = nn.Parameter(torch.cat([x.weight.detach() for x in linears]))
-        self.bias = nn.Parameter(torch.cat([x.bias.detach() for x in linears]))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, self.weight, self.bias)
+from benchmarks.fused.layers import BatchedLayerNorm, BatchedLinear, BatchedMLP, WideLinear
+from recsys.models.mmoe import Encoders, MMoEDenseArch
 
 
 class FusedMMoE(nn.Module):
-    """`MMoEDenseArch` with its weights, in 9 GEMMs instead of one for each layer."""
+    """`MMoEDenseArch` with its weights, in a GEMM for each kind of layer instead of each layer."""
 
     def __init__(self, naive: MMoEDenseArch) -> None:
         super().__init__()
-        encoders = [cast(nn.Sequential, e) for e in naive.encoders]
-        norms = [cast(nn.LayerNorm, e[1]) for e in encoders]
-        self.encoder = BatchedLinear(e[0] for e in encoders)
-        self.scale = nn.Parameter(torch.stack([n.weight.detach() for n in norms]))
-        self.shift = nn.Parameter(torch.stack([n.bias.detach() for n in norms]))
-        self.dense_encoder = naive.dense_encoder
-        experts = [cast(nn.Sequential, e) for e in naive.experts]
-        self.num_experts = len(experts)
+        self.inputs = naive.inputs
+        if isinstance(naive.inputs, Encoders):
+            self.inputs = FusedEncoders(naive.inputs)
+        experts = cast(list[nn.Sequential], list(naive.experts))
+        self.num_experts, self.num_tasks = len(experts), len(naive.towers)
         self.first = WideLinear(e[0] for e in experts)
-        self.rest = nn.ModuleList(_batched(experts, range(2, len(experts[0]), 2)))
+        self.rest = BatchedMLP(experts, skip=1)
         self.gate = WideLinear(naive.gates)
-        towers = [cast(nn.Sequential, t) for t in naive.towers]
-        bodies = [cast(nn.Sequential, t[0]) for t in towers]
-        self.num_tasks = len(towers)
-        self.tower = nn.ModuleList(_batched(bodies, range(0, len(bodies[0]), 2)))
-        self.head = BatchedLinear(t[1] for t in towers)
+        self.tower = BatchedMLP(list(naive.towers))
 
     def forward(self, dense: Tensor, embedded: Tensor) -> Tensor:
-        batch = embedded.shape[0]
-        encoded = self.encoder(embedded.transpose(0, 1)).transpose(0, 1)
-        normed = nn.functional.layer_norm(encoded, encoded.shape[-1:])
-        x = torch.relu(normed * self.scale + self.shift).flatten(1)
-        if self.dense_encoder is not None:
-            x = torch.cat([x, self.dense_encoder(dense)], dim=1)
+        """Logits (B, num_tasks) of `dense` (B, num_dense) and `embedded` (B, F, D)."""
+        x = self.inputs(dense, embedded)
+        batch = x.shape[0]
         hidden = torch.relu(self.first(x)).view(batch, self.num_experts, -1).transpose(0, 1)
-        for layer in self.rest:
-            hidden = torch.relu(layer(hidden))
+        hidden = self.rest(hidden)
         gates = self.gate(x).view(batch, self.num_tasks, self.num_experts).softmax(-1)
         mixed = torch.bmm(gates, hidden.transpose(0, 1)).transpose(0, 1)
-        for layer in self.tower:
-            mixed = torch.relu(layer(mixed))
-        return self.head(mixed).squeeze(-1).t()
+        return self.tower(mixed).squeeze(-1).t()
 
 
-def _batched(stacks: Sequence[nn.Sequential], positions: Iterable[int]) -> list[BatchedLinear]:
-    return [BatchedLinear(stack[i] for stack in stacks) for i in positions]
+class FusedEncoders(nn.Module):
+    """`Encoders` with one batched GEMM and one norm."""
+
+    def __init__(self, naive: Encoders) -> None:
+        super().__init__()
+        encoders: list[Any] = list(naive.embedded)
+        self.linear = BatchedLinear(e[0] for e in encoders)
+        self.norm = BatchedLayerNorm(e[1] for e in encoders)
+        self.dense = naive.dense
+
+    def forward(self, dense: Tensor, embedded: Tensor) -> Tensor:
+        """(B, out_features) of `dense` (B, num_dense) and `embedded` (B, F, D)."""
+        encoded = self.linear(embedded.transpose(0, 1)).transpose(0, 1)
+        x = torch.relu(self.norm(encoded)).flatten(1)
+        return x if self.dense is None else torch.cat([x, self.dense(dense)], dim=1)
