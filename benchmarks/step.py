@@ -190,7 +190,9 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--steps", type=_positive, help="in a row in a round: 20; 3 on a CPU")
     parser.add_argument("--seconds", type=_positive, help="begin nothing new when they are over")
     parser.add_argument(
-        "--one-process", action="store_true", help="no process for each provider, no memory figures"
+        "--one-process",
+        action="store_true",
+        help="no process for each provider, no memory figures; always so on a CPU",
     )
     parser.add_argument("--commit", default=commit(), help="what to call the code measured")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/step.csv"))
@@ -204,6 +206,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     found.size = found.size or ("full" if on_gpu else "small")
     found.inner = found.inner or ("inductor" if on_gpu else "aot_eager")
     found.steps = found.steps or (20 if on_gpu else 3)
+    found.one_process |= not on_gpu
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -131,7 +132,7 @@ class Extraction(nn.Module):
         everything: list[Tensor] = []
         outputs: list[Tensor] = []
         for x, experts, gate in zip(tasks, self.task_experts, self.task_gates, strict=True):
-            own = [expert(x) for expert in experts]  # pyright: ignore[reportGeneralTypeIssues]
+            own = [expert(x) for expert in cast(nn.ModuleList, experts)]
             outputs.append(_mix(gate(x), own + common))
             everything += own
         if self.shared_gate is None:

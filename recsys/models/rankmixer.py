@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
@@ -122,7 +120,7 @@ def mix_tokens(x: Tensor) -> Tensor:
     return torch.stack(mixed, dim=1)
 
 
-def _sizes(width: int, num_pieces: int) -> Sequence[int]:
+def _sizes(width: int, num_pieces: int) -> list[int]:
     """`width` cut into pieces that differ by one at most."""
     size, longer = divmod(width, num_pieces)
     return [size + (i < longer) for i in range(num_pieces)]
