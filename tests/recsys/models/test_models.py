@@ -119,24 +119,18 @@ def test_logits_and_gradients_for_every_parameter(name: str, schema: Schema) -> 
     assert gradients(model).keys() == dict(model.named_parameters()).keys()
 
 
-def test_dense_arch_is_one_graph(name: str) -> None:
-    schema = SCHEMAS["two_tasks"]
+def test_dense_arch_is_one_graph_and_keeps_its_keys(name: str) -> None:
     torch._dynamo.reset()
-    model, batch = build(name, schema), make_batch(schema)
-    embedded = model.sparse_arch(batch.sparse)
-    compiled = torch.compile(model.dense_arch, backend="eager", fullgraph=True)
-    model.dense_arch(batch.dense, embedded).square().sum().backward()
+    model, batch = build(name, SCHEMAS["two_tasks"]), make_batch(SCHEMAS["two_tasks"])
+    logits, keys = model(batch.dense, batch.sparse), list(model.state_dict())
+    logits.square().sum().backward()
     expected = gradients(model)
     model.zero_grad()
-    compiled(batch.dense, model.sparse_arch(batch.sparse)).square().sum().backward()
-    torch.testing.assert_close(gradients(model), expected)
-
-
-def test_compiling_in_place_keeps_the_keys(name: str) -> None:
-    model, batch = build(name, SCHEMAS["two_tasks"]), make_batch(SCHEMAS["two_tasks"])
-    expected, keys = model(batch.dense, batch.sparse), list(model.state_dict())
     model.dense_arch.compile(backend="eager", fullgraph=True)
-    torch.testing.assert_close(model(batch.dense, batch.sparse), expected)
+    compiled = model(batch.dense, batch.sparse)
+    compiled.square().sum().backward()
+    torch.testing.assert_close(compiled, logits)
+    torch.testing.assert_close(gradients(model), expected)
     assert list(model.state_dict()) == keys
     assert all("_orig_mod" not in key for key in keys)
 
