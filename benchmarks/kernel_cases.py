@@ -1,0 +1,220 @@
+"""What benchmarks.kernels times: shapes of the models, in plain PyTorch and by our kernels.
+
+A case gives the same function in several forms. `bytes` and `flops` are what forward cannot do
+without: inputs read once, results written once, products taken once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.batched_norm import batched_norm
+from kernels.cross_layer import low_rank_cross_layer
+from kernels.dot_interaction import dot_interaction
+from kernels.fused_mlp import fused_mlp
+
+Form = Callable[..., Tensor]
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Case:
+    """`shapes(rows)`: of the inputs, x first. `forms`: by provider; "eager" is the definition, and
+    what torch.compile's modes are given. `flops`, `out`: of forward, elements written."""
+
+    name: str
+    rows: Sequence[int]
+    shapes: Callable[[int], Sequence[Shape]]
+    forms: Mapping[str, Form]
+    flops: Callable[[int], float]
+    out: Callable[[int], float]
+    wants_x: bool = True
+
+    def inputs(self, rows: int, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+        """Random tensors that require gradients; weights of variance 1 / inputs."""
+        generator = torch.Generator().manual_seed(0)
+        tensors = []
+        for i, shape in enumerate(self.shapes(rows)):
+            tensor = torch.randn(shape, generator=generator)
+            if i and len(shape) > 1 and shape[0] != rows:
+                tensor /= shape[-1] ** 0.5
+            leaf = tensor.to(device, dtype).requires_grad_(bool(i) or self.wants_x)
+            tensors.append(leaf)
+        return tensors
+
+    def bytes(self, rows: int, itemsize: int) -> float:
+        """Least traffic of a forward pass."""
+        read = sum(torch.Size(shape).numel() for shape in self.shapes(rows))
+        return (read + self.out(rows)) * itemsize
+
+
+ROWS = (2048, 8192, 32768, 65536)
+
+
+def _mlp(*sizes: int, last: bool, wants_x: bool = True) -> Case:
+    layers = list(pairwise(sizes))
+    num = len(layers)
+
+    def eager(x: Tensor, *parameters: Tensor) -> Tensor:
+        for i in range(num):
+            x = F.linear(x, parameters[i], parameters[num + i])
+            x = torch.relu(x) if last or i + 1 < num else x
+        return x
+
+    def ours(x: Tensor, *parameters: Tensor) -> Tensor:
+        return fused_mlp(x, parameters[:num], parameters[num:], activate_last=last)
+
+    def shapes(rows: int) -> list[Shape]:
+        weights: list[Shape] = [(b, a) for a, b in layers]
+        return [(rows, sizes[0]), *weights, *[(size,) for size in sizes[1:]]]
+
+    return Case(
+        f"mlp {'-'.join(map(str, sizes))}",
+        ROWS,
+        shapes,
+        {"eager": eager, "ours": ours},
+        lambda rows: 2.0 * rows * sum(a * b for a, b in layers),
+        lambda rows: rows * sizes[-1],
+        wants_x,
+    )
+
+
+def _towers(count: int, *sizes: int) -> Case:
+    layers = list(pairwise(sizes))
+    num = len(layers)
+
+    def eager(x: Tensor, *parameters: Tensor) -> Tensor:
+        outs = []
+        for t in range(count):
+            h = x[t]
+            for i in range(num):
+                h = F.linear(h, parameters[i][t], parameters[num + i][t])
+                h = torch.relu(h) if i + 1 < num else h
+            outs.append(h)
+        return torch.stack(outs)
+
+    def bmm(x: Tensor, *parameters: Tensor) -> Tensor:
+        for i in range(num):
+            x = torch.baddbmm(parameters[num + i].unsqueeze(1), x, parameters[i].mT)
+            x = torch.relu(x) if i + 1 < num else x
+        return x
+
+    def ours(x: Tensor, *parameters: Tensor) -> Tensor:
+        return fused_mlp(x, parameters[:num], parameters[num:])
+
+    def shapes(rows: int) -> list[Shape]:
+        weights: list[Shape] = [(count, b, a) for a, b in layers]
+        return [(count, rows, sizes[0]), *weights, *[(count, size) for size in sizes[1:]]]
+
+    return Case(
+        f"{count} towers {'-'.join(map(str, sizes))}",
+        (2048, 8192),
+        shapes,
+        {"eager": eager, "bmm": bmm, "ours": ours},
+        lambda rows: 2.0 * count * rows * sum(a * b for a, b in layers),
+        lambda rows: count * rows * sizes[-1],
+    )
+
+
+def _interaction(features: int, size: int) -> Case:
+    vectors = features + 1
+    pairs = vectors * features // 2
+    rows_of, columns_of = torch.triu_indices(vectors, vectors, 1)
+
+    def eager(dense: Tensor, embedded: Tensor) -> Tensor:
+        both = torch.cat((dense.unsqueeze(1), embedded), 1)
+        products = torch.bmm(both, both.transpose(1, 2))
+        index = (rows_of.to(dense.device), columns_of.to(dense.device))
+        return torch.cat((dense, products[:, index[0], index[1]]), 1)
+
+    return Case(
+        f"dot_interaction {features}x{size}",
+        ROWS,
+        lambda rows: [(rows, size), (rows, features, size)],
+        {"eager": eager, "ours": partial(dot_interaction, upper=True)},
+        lambda rows: 2.0 * rows * vectors**2 * size,
+        lambda rows: rows * (size + pairs),
+    )
+
+
+def _cross(size: int, rank: int) -> Case:
+    def eager(x0: Tensor, x: Tensor, down: Tensor, up: Tensor, bias: Tensor) -> Tensor:
+        return x0 * F.linear(F.linear(x, down), up, bias) + x
+
+    return Case(
+        f"cross_layer {size} rank {rank}",
+        ROWS,
+        lambda rows: [(rows, size), (rows, size), (rank, size), (size, rank), (size,)],
+        {"eager": eager, "ours": low_rank_cross_layer},
+        lambda rows: 4.0 * rows * size * rank,
+        lambda rows: rows * size,
+    )
+
+
+def _norm(count: int, width: int, activation: str) -> Case:
+    def eager(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        parts = [
+            F.layer_norm(part, (width,), weight[i], bias[i]) for i, part in enumerate(x.unbind(1))
+        ]
+        return torch.stack([F.relu(p) if activation == "relu" else p for p in parts], 1)
+
+    def batched(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        out = F.layer_norm(x, (width,)) * weight + bias
+        return F.relu(out) if activation == "relu" else out
+
+    return Case(
+        f"batched_norm {count}x{width} {activation}",
+        ROWS[:3],
+        lambda rows: [(rows, count, width), (count, width), (count, width)],
+        {
+            "eager": eager,
+            "one_norm": batched,
+            "ours": partial(batched_norm, activation=activation),
+        },
+        lambda rows: 8.0 * rows * count * width,
+        lambda rows: rows * count * width,
+    )
+
+
+def _geglu(batch: int, tokens: int, size: int, hidden: int) -> Case:
+    """The article's shape; no kernel of ours yet, its kernel counts are the point."""
+
+    def eager(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+        return F.linear(F.gelu(F.linear(x, gate), approximate="tanh") * F.linear(x, up), down)
+
+    def liger(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+        from liger_kernel.ops.geglu import LigerGELUMulFunction
+
+        return F.linear(LigerGELUMulFunction.apply(F.linear(x, gate), F.linear(x, up)), down)
+
+    return Case(
+        f"geglu {batch}x{tokens}x{size} hidden {hidden}",
+        (batch * tokens,),
+        lambda rows: [(batch, tokens, size), (hidden, size), (hidden, size), (size, hidden)],
+        {"eager": eager, "liger": liger},
+        lambda rows: 6.0 * rows * size * hidden,
+        lambda rows: rows * size,
+    )
+
+
+CASES = {
+    case.name: case
+    for case in (
+        _geglu(64, 128, 768, 3072),
+        _mlp(13, 512, 256, 128, last=True, wants_x=False),
+        _mlp(256, 128, 64, 1, last=False),
+        _towers(10, 256, 128, 1),
+        _interaction(26, 128),
+        _cross(3456, 512),
+        _norm(64, 32, "relu"),
+        _norm(39, 10, "none"),
+        _norm(16, 768, "none"),
+    )
+}
