@@ -24,8 +24,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.kernel_cases import CASES, Case, Form
 from benchmarks.bench import kernels
+from benchmarks.kernel_cases import CASES, Case, Form
 from benchmarks.rows import commit, where
 
 COMPILED = {

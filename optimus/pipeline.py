@@ -43,6 +43,7 @@ from optimus.patterns.vertical.cancel_split_cat import CancelSplitCat
 from optimus.patterns.vertical.cancel_stack_unbind import CancelStackUnbind
 from optimus.patterns.vertical.cancel_unbind_stack import CancelUnbindStack
 from optimus.patterns.vertical.compose_permutes import ComposePermutes
+from optimus.patterns.vertical.copy_saved_pieces import CopySavedPieces
 from optimus.patterns.vertical.drop_unused_pieces import DropUnusedPieces
 from optimus.patterns.vertical.fold_bias_into_linear import FoldBiasIntoLinear
 from optimus.patterns.vertical.merge_duplicates import MergeDuplicates
@@ -53,6 +54,7 @@ from optimus.patterns.vertical.merge_runs_in_stack import MergeRunsInStack
 from optimus.patterns.vertical.merge_split_stack import MergeSplitStack
 from optimus.patterns.vertical.merge_unbind_cat import MergeUnbindCat
 from optimus.patterns.vertical.move_reshape_out_of_stack import MoveReshapeOutOfStack
+from optimus.patterns.vertical.move_transpose_into_stack import MoveTransposeIntoStack
 from optimus.patterns.vertical.remove_noops import RemoveNoops
 from optimus.patterns.vertical.remove_single_parts import RemoveSingleParts
 from optimus.registry import Place, Registry, load_entry_points, placed
@@ -93,6 +95,7 @@ PIPELINE: tuple[Phase, ...] = (
             MergeSplitStack(),
             MergeUnbindCat(),
             MoveReshapeOutOfStack(),
+            MoveTransposeIntoStack(),
             MergeRunsInStack(),
             FoldBiasIntoLinear(),
             DropUnusedPieces(),
@@ -116,7 +119,7 @@ PIPELINE: tuple[Phase, ...] = (
         ),
     ),
     Phase("kernels", (FuseDotInteraction(), FuseCrossLayer(), FuseNarrowMlp())),
-    Phase("finish", (SumMatrixVectorProducts(),)),
+    Phase("finish", (SumMatrixVectorProducts(), CopySavedPieces())),
 )
 """Phases in the order they run; a phase is repeated until it changes nothing. Users' own patterns
 stand between these: `phases()` has all."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-import os
 import shutil
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import torch
 
 from tests import processes
 
+pytestmark = pytest.mark.xdist_group("train")  # they share a run
 # 40 steps, small tables and layers; the rewritten graph runs as it is.
 SMALL = (
     "trainer.accelerator=cpu",

@@ -92,6 +92,11 @@ _VIEWS: set[Any] = {
 
 def _roots(node: Node, through: set[Any]) -> set[Node]:
     """What `node` is made from by the operators of `through`."""
-    if node.target not in through:
+    if node.target not in through or _is_result_of_many(node, through):
         return {node}
     return {root for source in node.all_input_nodes for root in _roots(source, through)}
+
+
+def _is_result_of_many(node: Node, through: set[Any]) -> bool:
+    """Whether this is one of several results, none of which is made from `through` alone."""
+    return node.target is operator.getitem and node.all_input_nodes[0].target not in through

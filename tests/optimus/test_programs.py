@@ -17,14 +17,13 @@ from hypothesis import strategies as st
 from tests.optimus.comparison import Discarded, check
 from tests.optimus.statements import random_program
 
+pytestmark = pytest.mark.xdist_group("programs")  # one process tallies
 NUM_PROGRAMS = int(os.environ.get("OPTIMUS_FUZZ_PROGRAMS", "300"))
 TALLY: Counter[str] = Counter()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(0)
-# Open: the engine differs from eager on some of these programs; without this mark one is shown.
-@pytest.mark.xfail(reason="random programs still find faults of the engine", strict=False)
 @settings(
     max_examples=NUM_PROGRAMS,
     deadline=None,

@@ -1,0 +1,131 @@
+"""Copy the pieces of a wide result that backward needs, where they are the smaller part of it.
+
+Before: `a, b, c = linear(x, cat(W)).split(widths, -1)`, of which a product saves `a` for backward
+After:  `a.clone()` in its place
+
+A saved piece keeps all of the result alive. Gains: the rest of it is freed in the forward pass.
+Costs: a copy of the pieces, which are half of the result at most.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.fx import Node
+
+from optimus.editor import Editor, Refused
+from optimus.legality import Legality, storages_of, value_of
+from optimus.ops import arguments, op_of
+from optimus.pattern import Example, Match, Miss, Pattern
+from optimus.pieces import split
+from optimus.values import Unknown, evaluate, fake_mode_of, requires_grad
+
+_JOINS = ("cat", "stack")
+
+
+@dataclass(frozen=True)
+class CopySavedPieces(Pattern):
+    """See the module's text. `most`: the largest part of a result that is copied."""
+
+    anchors = ("split",)
+    family = "vertical"
+    most: float = 0.5
+
+    def match(self, node: Node) -> Match | Miss:
+        values = arguments(node) or {}
+        sizes = values["split_size_or_sections"]
+        if not _is_widened(values["tensor"]) or not _are_known(sizes):
+            return Miss("no result of linears that were put together")
+        pieces = tuple(user for user in node.users if user.target is operator.getitem)
+        if not requires_grad(value_of(values["tensor"])) or len(pieces) < 2:
+            return Miss("nothing of it is saved")
+        return Match((node, *pieces), values={"pieces": pieces, "sizes": sizes})
+
+    def rewrite(self, match: Match, edit: Editor) -> None:
+        sizes, pieces = match["sizes"], match["pieces"]
+        saved = [piece for piece in pieces if _is_saved(piece, edit.legality)]
+        if not saved:
+            raise Refused("nothing of it is saved")
+        if sum(sizes[piece.args[1]] for piece in saved) > self.most * sum(sizes):
+            raise Refused("most of it is saved")
+        values = arguments(match.anchor) or {}
+        parts = split(edit, values["tensor"], sizes, values["dim"])
+        for piece in pieces:
+            part = parts[piece.args[1]]
+            edit.replace(piece, edit.call("clone", part) if piece in saved else part)
+
+    @classmethod
+    def examples(cls) -> Sequence[Example]:
+        x = torch.randn(5, 8)
+        return (
+            Example("a quarter", lambda: (_Wide([4, 8, 4]), (x,)), fires=1),
+            Example("most", lambda: (_Wide([12, 2, 2]), (x,)), fires=0),
+        )
+
+
+def _are_known(sizes: Any) -> bool:
+    return isinstance(sizes, list | tuple) and all(isinstance(size, int) for size in sizes)
+
+
+def _is_widened(node: Node) -> bool:
+    op = op_of(node)
+    if op is None or op.name != "linear":
+        return False
+    weight = (arguments(node) or {})["weight"]
+    while (op := op_of(weight)) is not None and op.kind == "view":
+        weight = weight.all_input_nodes[0]
+    return op is not None and op.name in _JOINS
+
+
+def _is_saved(node: Node, legality: Legality) -> bool:
+    """Whether the backward pass of a reader, or of one of a view of it, reads this memory."""
+    memory, pending = storages_of(value_of(node)), [node]
+    while pending:
+        for user in pending.pop().users:
+            if memory & storages_of(value_of(user)):
+                pending.append(user)
+            elif requires_grad(value_of(user)) and memory & storages_of(_kept_by(user, legality)):
+                return True
+    return False
+
+
+def _kept_by(node: Node, legality: Legality) -> list[Any]:
+    """What autograd keeps of a call in eager mode."""
+    kept: list[Any] = []
+    mode = fake_mode_of(node.graph)
+    if node.op != "call_function" or not callable(node.target) or mode is None:
+        return kept
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor)
+        return tensor
+
+    try:
+        with saved_tensors_hooks(pack, lambda tensor: tensor):
+            evaluate(mode, legality.context(node), node.target, node.args, dict(node.kwargs))
+    except Unknown:  # then it is left as it is
+        kept.clear()
+    return kept
+
+
+class _Wide(torch.nn.Module):
+    """Linears of which only the first one's result is needed for backward, joined by hand."""
+
+    def __init__(self, widths: Sequence[int]) -> None:
+        super().__init__()
+        self.weights = torch.nn.ParameterList(torch.randn(width, 8) for width in widths)
+        self.widths = list(widths)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight = torch.cat(list(self.weights))
+        first, *rest = torch.nn.functional.linear(x, weight).split(self.widths, -1)
+        return torch.cat([(first * first).sum(-1, True), *_shifted(rest)], -1)
+
+
+def _shifted(parts: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+    return (part + 1 for part in parts)
