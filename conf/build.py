@@ -20,6 +20,7 @@ from conf.checks import UserError
 from conf.resolvers import changed_knobs
 from recsys.checkpoint import last_good
 from recsys.module import RecModule
+from recsys.profile import NoProfiler, ProfileSteps
 
 
 def build_module(cfg: DictConfig, datamodule: Any) -> RecModule:
@@ -51,10 +52,13 @@ def build_trainer(cfg: DictConfig) -> Trainer:
     torch.set_float32_matmul_precision(cfg.matmul_precision)
     loggers = [instantiate(logger) for logger in _entries(cfg.logger)]
     callbacks: list[Callback] = [instantiate(callback) for callback in _entries(cfg.callbacks)]
+    # Lightning asks every callback a dozen times a step.
+    callbacks = [c for c in callbacks if not (isinstance(c, ProfileSteps) and not c.num_steps)]
     if cfg.optimus is not None:
         knobs = changed_knobs(_plain(cfg.optimus.knobs))
         callbacks.insert(0, instantiate(cfg.optimus, knobs=knobs, _convert_="all"))
-    return instantiate(cfg.trainer, callbacks=callbacks, logger=loggers or False)
+    profiler = NoProfiler() if cfg.trainer.profiler is None else cfg.trainer.profiler
+    return instantiate(cfg.trainer, callbacks=callbacks, logger=loggers or False, profiler=profiler)
 
 
 def resume_path(cfg: DictConfig) -> Path | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 from optimus.backend import OptimusBackend
@@ -64,10 +65,15 @@ class Settings:
             explain=self.explain if phase == "optimised" else None,
         )
 
+    @cached_property
+    def selects_nothing(self) -> bool:
+        """Whether no pattern is left to run. Kept: it is asked for in every window of a run."""
+        return not self.backend("optimised").selection
+
     @property
     def no_baseline(self) -> str:
         """Why the optimised graph runs from the first step; empty when a baseline comes first."""
-        if not self.backend("optimised").selection:
+        if self.selects_nothing:
             return "no pattern is selected"
         return "" if self.baseline != "off" and self.baseline_steps else "the baseline is off"
 
@@ -86,7 +92,7 @@ class Settings:
         plain = f"torch.compile ({self.inner})"
         if phase == "baseline":
             return "eager" if self.baseline == "eager" else plain
-        if not self.backend("optimised").selection:
+        if self.selects_nothing:
             return f"{plain}, no pattern selected"
         names = [self.patterns] if isinstance(self.patterns, str) else self.patterns
         without = f" without {', '.join(self.disable)}" if self.disable else ""

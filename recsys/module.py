@@ -100,6 +100,14 @@ class RecModule(LightningModule):
         self._has_sparse_gradients = False
         self._rng: dict[str, Any] | None = None
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        # The name of the hook that runs, which Lightning notes some forty times a step: a string,
+        # so that Module's search among parameters and sub-modules, 2 us each time, finds nothing.
+        if name == "_current_fx_name":
+            self.__dict__[name] = value
+        else:
+            super().__setattr__(name, value)
+
     # Steps
 
     def forward(self, batch: Batch) -> Tensor:

@@ -173,12 +173,13 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(whole: Path, tmp_path: Path)
     [
         ("optimus.patterns=horizontl", "nearest valid: horizontal"),
         ("model.embedding_dim=0", "embedding_dim is 0, must be at least 1"),
+        ("sparse_arch=fused trainer.gradient_clip_val=1", "clip_val=1 could not reach"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(
     tmp_path: Path, override: str, expected: str
 ) -> None:
-    done = run(tmp_path / "run", override)
+    done = run(tmp_path / "run", *override.split())
     assert last_line(done).startswith("train.py: ")
     assert expected in last_line(done)
     assert "Optimus" not in done.stdout
