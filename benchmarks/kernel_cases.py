@@ -19,6 +19,7 @@ from kernels.batched_norm import batched_norm
 from kernels.cross_layer import low_rank_cross_layer
 from kernels.dot_interaction import dot_interaction
 from kernels.fused_mlp import fused_mlp
+from kernels.grouped_linear import grouped_linear
 
 Form = Callable[..., Tensor]
 Shape = tuple[int, ...]
@@ -183,6 +184,48 @@ def _norm(count: int, width: int, activation: str) -> Case:
     )
 
 
+def _grouped(name: str, shapes: Sequence[tuple[int, int]]) -> Case:
+    """Linears on adjoining slices; (inputs, outputs) of each."""
+    num, ins = len(shapes), [k for k, _ in shapes]
+
+    def eager(x: Tensor, *parameters: Tensor) -> Tensor:
+        parts = x.split(ins, 1)
+        outs = [F.linear(p, parameters[g], parameters[num + g]) for g, p in enumerate(parts)]
+        return torch.cat(outs, 1)
+
+    def bmm(x: Tensor, *parameters: Tensor) -> Tensor:
+        weights, biases = torch.stack(parameters[:num]), torch.stack(parameters[num:])
+        pieces = x.unflatten(1, (num, ins[0])).transpose(0, 1)
+        out = torch.baddbmm(biases.unsqueeze(1), pieces, weights.mT)
+        return out.transpose(0, 1).flatten(1)
+
+    def grouped_mm(x: Tensor, *parameters: Tensor) -> Tensor:
+        weights, biases = torch.stack(parameters[:num]), torch.stack(parameters[num:])
+        pieces = x.unflatten(1, (num, ins[0])).transpose(0, 1).contiguous()
+        out = torch._grouped_mm(pieces, weights.mT) + biases.unsqueeze(1)
+        return out.transpose(0, 1).flatten(1)
+
+    def ours(x: Tensor, *parameters: Tensor) -> Tensor:
+        return grouped_linear(x, parameters[:num], parameters[num:])
+
+    forms: dict[str, Form] = {"eager": eager, "ours": ours}
+    if len(set(shapes)) == 1:
+        forms |= {"bmm": bmm, "grouped_mm": grouped_mm}
+
+    def inputs(rows: int) -> list[Shape]:
+        weights: list[Shape] = [(n, k) for k, n in shapes]
+        return [(rows, sum(ins)), *weights, *[(n,) for _, n in shapes]]
+
+    return Case(
+        f"grouped {name}",
+        (2048, 8192),
+        inputs,
+        forms,
+        lambda rows: 2.0 * rows * sum(k * n for k, n in shapes),
+        lambda rows: rows * sum(n for _, n in shapes),
+    )
+
+
 def _geglu(batch: int, tokens: int, size: int, hidden: int) -> Case:
     """The article's shape; no kernel of ours yet, its kernel counts are the point."""
 
@@ -213,6 +256,9 @@ CASES = {
         _towers(10, 256, 128, 1),
         _interaction(26, 128),
         _cross(3456, 512),
+        _grouped("64 x 64-32", [(64, 32)] * 64),
+        _grouped("16 x 768-3072", [(768, 3072)] * 16),
+        _grouped("26 unequal", [(8 * (g + 1), 16 * (1 + g % 4)) for g in range(26)]),
         _norm(64, 32, "relu"),
         _norm(39, 10, "none"),
         _norm(16, 768, "none"),

@@ -221,7 +221,7 @@ def table(rows: Sequence[Row]) -> str:
         lines.append(
             f"| {row.case} | {row.rows} | {'training' if row.training else 'forward'} | "
             f"{'yes' if row.cuda_graph else 'no'} | {row.provider} | {row.us:.1f} | {gains[0]} | "
-            f"{gains[1]} | {row.kernels} | {row.share:.0%} |"
+            f"{gains[1]} | {row.kernels} | {'' if row.training else f'{row.share:.0%}'} |"
         )
     return "\n".join(lines)
 

@@ -14,6 +14,7 @@ from kernels.dot_interaction import triton as dot_interaction
 from kernels.fused_mlp import triton as fused_mlp
 from kernels.fused_mlp import triton_backward as fused_mlp_backward
 from kernels.fused_mlp.sizes import fits
+from kernels.grouped_linear import triton as grouped_linear
 
 
 def _empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -53,6 +54,19 @@ def _fused_mlp(dtype: torch.dtype, *sizes: int) -> None:
     fused_mlp_backward.backward(out, x, weights, biases, "relu", True, sizes[0] > 13)
 
 
+def _grouped_linear(dtype: torch.dtype, *shapes: tuple[int, int]) -> None:
+    x = _empty(64, sum(k for k, _ in shapes), dtype=dtype)
+    room = _empty(sum(k * n for k, n in shapes), dtype=dtype)  # distances as in packed parameters
+    parts = room.split([k * n for k, n in shapes])
+    weights = [part.view(n, k) for (k, n), part in zip(shapes, parts, strict=True)]
+    offsets = [sum(k for k, _ in shapes[:i]) for i in range(len(shapes))]
+    out = grouped_linear.forward(
+        x, weights, [w[:, 0].contiguous() for w in weights], offsets, "relu"
+    )
+    grouped_linear.grad_of_x(out, x, weights, offsets)
+    grouped_linear.grads_of_parameters(out, x, weights, offsets)
+
+
 LAUNCHES: dict[str, Callable[[], None]] = {
     "dot_interaction bf16": lambda: _dot_interaction(torch.bfloat16),
     "dot_interaction fp32": lambda: _dot_interaction(torch.float32),
@@ -65,6 +79,8 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "fused_mlp bf16 wide": lambda: _fused_mlp(torch.bfloat16, 512, 512, 256),
     "fused_mlp bf16 512 out": lambda: _fused_mlp(torch.bfloat16, 256, 512, 512, 64),
     "fused_mlp bf16 deep": lambda: _fused_mlp(torch.bfloat16, 512, 512, 256, 128, 256),
+    "grouped_linear bf16 equal": lambda: _grouped_linear(torch.bfloat16, *[(64, 32)] * 4),
+    "grouped_linear bf16 unequal": lambda: _grouped_linear(torch.bfloat16, (13, 7), (40, 64)),
     "fused_mlp fp32 tower": lambda: _fused_mlp(torch.float32, 256, 128, 64, 1),
     "fused_mlp fp32 13": lambda: _fused_mlp(torch.float32, 13, 512, 256, 64),
 }
