@@ -28,6 +28,8 @@ def _registered() -> None:
         ("optimus.patterns=none,vertical,horizontl", "nearest valid: horizontal"),
         (f"optimus.patterns=[{pattern_names()[0]}x]", pattern_names()[0]),
         (f"optimus.disable=[{pattern_names()[0]}x]", pattern_names()[0]),
+        ("optimus.explain=batch_lineers", "nearest valid: batch_linears"),
+        ("optimus.explain=[batch_linears,cancel_catsplit]", "nearest valid: cancel_cat_split"),
         ("seed=[1", "train.py: "),
     ],
 )
@@ -49,6 +51,8 @@ def test_unknown_case_of_a_sweep() -> None:
         ["-m", "optimus.patterns=none,vertical,horizontal,all", "seed=1,2"],
         [f"optimus.patterns={pattern_names()[0]},[{pattern_names()[0]},vertical]"],
         [f"optimus.disable=[{pattern_names()[0]}]", "model.embedding_dim=8"],
+        ["optimus.explain=batch_linears", "optimus.patterns=[batch_linear,split_cat_pass]"],
+        ["optimus.explain=[batch_linears,cancel_cat_split]", "optimus.disable=[batch_relu]"],
         ["sweep=leave_one_out", "case=all"],
         ["+trainer.limit_predict_batches=3", "~sweep", "hydra.run.dir=/tmp/x"],
         ["model=dlrm,dlrm_dcnv2", "seed=range(1,4)"],
