@@ -44,6 +44,7 @@ _PHASES = {
     "come with any other pattern.",
     "vertical": "Fewer detours: split, cat, stack, unbind and reshape that cancel or merge.",
     "horizontal": "Many equal operations as one. All of these look at the whole graph together.",
+    "kernels": "A hand-written kernel where a part of the graph has a better form.",
     "finish": "What is better done once nothing else is left to merge.",
 }
 
@@ -113,8 +114,9 @@ def _rewritten(pattern: Rewrite, example: Example) -> tuple[str, str]:
     module, inputs = example.build()
     captured = _captured(module.train(example.train), inputs)
     copy, history = copy_graph_module(captured), History()
-    rewrite(copy, select_alone(pattern).phases, history=history)
+    rewrite(copy, select_alone(pattern.ungated()).phases, history=history)
     name = pattern.name()
+    assert history.taken_by(name), f"example {example.name!r} of {name} does not fire"
     made = [n.name for n in copy.graph.nodes if name in history.makers(n.name)]
     return (
         listing(captured.graph, history.taken_by(name), "-"),
