@@ -20,6 +20,7 @@ _HOMES = {
     "report": "optimus.lookup",
     "select": "optimus.pipeline",
     "unregister": "optimus.pipeline",
+    "write_explanations": "optimus.explain",
 }
 
 

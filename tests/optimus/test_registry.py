@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
@@ -9,16 +10,19 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import Trainer
 
 import optimus
 from conf import resolvers
 from optimus.ablation import cases
 from optimus.backend import OptimusBackend
+from optimus.callback import OptimusCallback
 from optimus.driver import Phase
 from optimus.pattern import Rewrite
 from optimus.pipeline import PIPELINE, patterns_by_name, phases, select
 from optimus.registry import Place, placed
 from optimus.testing import check_pattern
+from tests.optimus.test_lookup import Lit
 from tests.optimus.user_patterns import (
     Broken,
     CancelDoubleNegation,
@@ -179,6 +183,37 @@ def test_a_pattern_that_never_ends_is_stopped() -> None:
 def test_broken_patterns_are_named_whatever_else_is_selected() -> None:
     with registered(Broken(), phase="normalize"), registered(ComputesSomethingElse()) as name:
         assert set(run().graphs[0].dropped) == {"broken", name}
+
+
+class NegatingLit(Lit):
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = torch.nn.Sequential(torch.nn.Linear(24, 4), Negated())
+
+
+def test_training_goes_on_with_broken_patterns(tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    trainer = Trainer(
+        max_steps=3,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+    )
+    data = torch.utils.data.DataLoader(torch.randn(12, 24), batch_size=4)
+    names = ["raises_in_match", "writes_to_the_graph", "computes_something_else"]
+    with contextlib.ExitStack() as stack:
+        for pattern in (RaisesInMatch(), WritesToTheGraph(), ComputesSomethingElse()):
+            stack.enter_context(registered(pattern))
+        callback = OptimusCallback(baseline_steps=1, inner="eager", summary_dir=tmp_path)
+        trainer.callbacks.append(callback)
+        trainer.fit(NegatingLit(), data)
+    assert trainer.global_step == 3
+    (graph,) = optimus.report(callback).graphs
+    assert (list(graph.broken), list(graph.dropped)) == (names[1:2], names[2:])
+    assert not graph.fallback and graph.verified == "verified"
 
 
 ENTRY_POINTS = """\
