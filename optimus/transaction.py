@@ -149,7 +149,8 @@ class Check:
         news = Counter(transaction.replaced[old] for old in returned)
         for old in returned:
             new = transaction.replaced[old]
-            if new.op in ("placeholder", "get_attr") or end in new.users or news[new] > 1:
+            is_input = new.op in ("placeholder", "get_attr")
+            if is_input or end in new.users or news[new] > 1 or self._is_written(new):
                 return f"{_label(old)} is returned as a tensor of its own"
         return None
 

@@ -139,6 +139,17 @@ class TestReturnedViews:
         reason = refused(program, (X,), self.drop("reshape"))
         assert reason == "reshape is returned as a tensor of its own"
 
+    def test_of_what_is_returned_by_a_write_to_it(self) -> None:
+        def program(x: Tensor) -> tuple[Tensor, Tensor]:
+            y = x.relu()
+            z = y.view(3, 4)
+            y += 1
+            return y, z
+
+        # Not made functional, as it is in what comes before the patterns.
+        reason = refused(program, (X,), self.drop("reshape"))
+        assert reason == "reshape is returned as a tensor of its own"
+
     def test_of_a_hidden_value(self) -> None:
         module, _ = rewritten(lambda x: x.relu().view(3, 4), (X,), self.drop("reshape"))
         assert names(module) == ["relu"]
