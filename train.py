@@ -45,6 +45,7 @@ def main(cfg: DictConfig) -> float:
 
 
 if __name__ == "__main__":
-    resolvers.register()
+    with checks.told(ValueError):
+        resolvers.register()
     checks.check_command_line(sys.argv[1:])
     main()

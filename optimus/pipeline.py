@@ -57,7 +57,7 @@ from optimus.patterns.vertical.move_reshape_out_of_stack import MoveReshapeOutOf
 from optimus.patterns.vertical.move_transpose_into_stack import MoveTransposeIntoStack
 from optimus.patterns.vertical.remove_noops import RemoveNoops
 from optimus.patterns.vertical.remove_single_parts import RemoveSingleParts
-from optimus.registry import Place, Registry, load_entry_points, placed
+from optimus.registry import Place, Registry, load_entry_points, load_files, placed
 from optimus.upstream import NO_COUNTERPART, PRESETS_UPSTREAM, TRANSLATIONS, translated
 
 PIPELINE: tuple[Phase, ...] = (
@@ -186,6 +186,7 @@ def phases() -> tuple[Phase, ...]:
     if not _loaded:
         _loaded = True  # first: what is loaded may register patterns itself
         load_entry_points(_register)
+        load_files()
     return _registry.arranged(PIPELINE)
 
 

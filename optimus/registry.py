@@ -3,14 +3,19 @@
 A package brings patterns along by naming, in the entry point group `optimus.patterns`, either a
 pattern class or a function without arguments that calls `optimus.register` itself. Entry points are
 loaded when the pipeline is first asked for; one that cannot be loaded is left out with a warning.
+Files that call `optimus.register` may also be named in the environment, in `OPTIMUS_PATTERNS`.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import logging
+import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any, get_args
 
 from optimus.driver import Phase
@@ -21,6 +26,7 @@ from optimus.pattern import EVERY_CALL, Family, GroupPattern, Pattern, Rewrite, 
 log = logging.getLogger(__name__)
 
 ENTRY_POINTS = "optimus.patterns"
+FILES = "OPTIMUS_PATTERNS"
 
 
 @dataclass(frozen=True)
@@ -134,6 +140,22 @@ def load_entry_points(register: Callable[[Rewrite], None]) -> None:
             _load(point, register)
         except Exception as error:  # somebody else's package must not stop a training run
             log.warning("the pattern of entry point %s is left out: %s", point.value, error)
+
+
+def load_files() -> None:
+    """Run the files that the environment names, separated by commas, each once.
+
+    Raises ValueError for one that cannot be run, saying why: it was asked for.
+    """
+    for path in map(Path, filter(None, os.environ.get(FILES, "").split(","))):
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        try:
+            if spec is None or spec.loader is None or path.suffix != ".py":
+                raise ImportError("it is no Python file")
+            module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+        except Exception as error:
+            raise ValueError(f"{FILES} names {path}, which cannot be run: {error}") from error
 
 
 def _load(point: EntryPoint, register: Callable[[Rewrite], None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -252,3 +253,28 @@ def test_entry_points(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "entry point theirs:nothing_there is left out" in done.stderr
+
+
+def with_files(files: str) -> subprocess.CompletedProcess[str]:
+    """The names of all patterns, printed by a process that has `files` in its environment."""
+    program = "import optimus; print(*optimus.pattern_names())"
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "OPTIMUS_PATTERNS": files},
+    )
+
+
+def test_files_that_the_environment_names(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(PACKAGE + "\nadd_another()\n")
+    done = with_files(str(mine))
+    assert done.returncode == 0, done.stderr
+    assert "cancel_them" in done.stdout.split()
+
+    done = with_files(f"{mine},{tmp_path / 'absent.py'}")
+    assert "OPTIMUS_PATTERNS names" in done.stderr and "absent.py" in done.stderr
