@@ -14,6 +14,7 @@ from kernels.dot_interaction import triton as dot_interaction
 from kernels.fused_mlp import triton as fused_mlp
 from kernels.fused_mlp import triton_backward as fused_mlp_backward
 from kernels.fused_mlp.sizes import fits
+from kernels.gated_linear import triton as gated_linear
 from kernels.grouped_linear import triton as grouped_linear
 
 
@@ -67,6 +68,12 @@ def _grouped_linear(dtype: torch.dtype, *shapes: tuple[int, int]) -> None:
     grouped_linear.grads_of_parameters(out, x, weights, offsets)
 
 
+def _gated_linear(dtype: torch.dtype) -> None:
+    x, gate = _empty(64, 768, dtype=dtype), _empty(3072, 768, dtype=dtype)
+    for save in (False, True):
+        gated_linear.forward(x, gate, gate, None, gate[:, 0].contiguous(), "gelu_tanh", save)
+
+
 LAUNCHES: dict[str, Callable[[], None]] = {
     "dot_interaction bf16": lambda: _dot_interaction(torch.bfloat16),
     "dot_interaction fp32": lambda: _dot_interaction(torch.float32),
@@ -81,6 +88,7 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "fused_mlp bf16 deep": lambda: _fused_mlp(torch.bfloat16, 512, 512, 256, 128, 256),
     "grouped_linear bf16 equal": lambda: _grouped_linear(torch.bfloat16, *[(64, 32)] * 4),
     "grouped_linear bf16 unequal": lambda: _grouped_linear(torch.bfloat16, (13, 7), (40, 64)),
+    "gated_linear bf16": lambda: _gated_linear(torch.bfloat16),
     "fused_mlp fp32 tower": lambda: _fused_mlp(torch.float32, 256, 128, 64, 1),
     "fused_mlp fp32 13": lambda: _fused_mlp(torch.float32, 13, 512, 256, 64),
 }

@@ -1,0 +1,137 @@
+"""Kernel of gated_linear.
+
+Shapes: x (B, K), gate and up (N, K), their biases (N,), result (B, N).
+
+1. Both products are summed side by side from one reading of x; the gate is their epilogue.
+2. For training the two sums are written as well, in the result's type: to compute them again in
+   backward would cost a third of all its products. Without it nothing but the result is written.
+3. What backward does between the products is pointwise, and left to the compiler to fuse.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.launch import on_device
+from kernels.matmul import number_types, place_of
+from kernels.tiles import activate, narrow, operand, wide
+from kernels.tuning import Tile, choose, tile
+
+TILES = (
+    tile(BLOCK_M=128, BLOCK_N=64, BLOCK_K=64, num_warps=8, num_stages=3),
+    tile(BLOCK_M=128, BLOCK_N=64, BLOCK_K=64, num_warps=4, num_stages=3),
+    tile(BLOCK_M=128, BLOCK_N=128, BLOCK_K=64, num_warps=8, num_stages=3),
+    tile(BLOCK_M=64, BLOCK_N=64, BLOCK_K=64, num_warps=4, num_stages=4),
+    tile(BLOCK_M=64, BLOCK_N=32, BLOCK_K=64, num_warps=4, num_stages=3),
+)
+
+
+def forward(
+    x: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    gate_bias: Tensor | None,
+    up_bias: Tensor | None,
+    activation: str,
+    save: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The result (B, N), and the two sums (empty without `save`). Biases must be contiguous."""
+    rows, columns = len(x), len(gate)
+    out = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
+    opened, value = (torch.empty_like(out) if save else x.new_empty(0) for _ in range(2))
+
+    def run(choice: Tile) -> None:
+        sizes = choice.sizes
+        grid = triton.cdiv(rows, sizes["BLOCK_M"]) * triton.cdiv(columns, sizes["BLOCK_N"])
+        gated_linear_fwd_kernel[(grid,)](
+            x,
+            gate,
+            up,
+            x if gate_bias is None else gate_bias,
+            x if up_bias is None else up_bias,
+            out,
+            opened,
+            value,
+            rows,
+            columns,
+            x.shape[1],
+            *x.stride(),
+            *gate.stride(),
+            *up.stride(),
+            HAS_GATE_BIAS=gate_bias is not None,
+            HAS_UP_BIAS=up_bias is not None,
+            ACTIVATION=activation,
+            SAVE=save,
+            **number_types(x.dtype),
+            **choice.options(),
+        )
+
+    with on_device(x):
+        run(choose("gated_linear", (*x.shape, columns, int(save)), x.dtype, TILES, run))
+    return out, opened, value
+
+
+@triton.jit
+def gated_linear_fwd_kernel(
+    x_ptr,
+    gate_ptr,
+    up_ptr,
+    gate_bias_ptr,
+    up_bias_ptr,
+    out_ptr,
+    opened_ptr,
+    value_ptr,
+    num_rows,
+    num_columns,
+    depth,
+    stride_x_m,
+    stride_x_k,
+    stride_gate_n,
+    stride_gate_k,
+    stride_up_n,
+    stride_up_k,
+    HAS_GATE_BIAS: tl.constexpr,
+    HAS_UP_BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    SAVE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    SUM: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    rows, columns, _ = place_of(tl.program_id(0), num_rows, num_columns, BLOCK_M, BLOCK_N)
+    inner = tl.arange(0, BLOCK_K).to(tl.int64)
+    x_tile = x_ptr + rows[:, None] * stride_x_m + inner[None, :] * stride_x_k
+    wide_columns = columns.to(tl.int64)[None, :]
+    gate_tile = gate_ptr + wide_columns * stride_gate_n + inner[:, None] * stride_gate_k
+    up_tile = up_ptr + wide_columns * stride_up_n + inner[:, None] * stride_up_k
+    is_row, is_column = rows[:, None] < num_rows, columns[None, :] < num_columns
+    opened = tl.zeros((BLOCK_M, BLOCK_N), SUM)
+    value = tl.zeros((BLOCK_M, BLOCK_N), SUM)
+    for start in range(0, depth, BLOCK_K):
+        left = depth - start
+        x = operand(tl.load(x_tile, mask=is_row & (inner[None, :] < left), other=0.0))
+        mask = is_column & (inner[:, None] < left)
+        gate = operand(tl.load(gate_tile, mask=mask, other=0.0))
+        opened = tl.dot(x, gate, opened, PRECISION, out_dtype=SUM)
+        up = operand(tl.load(up_tile, mask=mask, other=0.0))
+        value = tl.dot(x, up, value, PRECISION, out_dtype=SUM)
+        x_tile += BLOCK_K * stride_x_k
+        gate_tile += BLOCK_K * stride_gate_k
+        up_tile += BLOCK_K * stride_up_k
+    if HAS_GATE_BIAS:
+        bias = tl.load(gate_bias_ptr + columns, mask=columns < num_columns, other=0.0)
+        opened += wide(bias)[None, :]
+    if HAS_UP_BIAS:
+        bias = tl.load(up_bias_ptr + columns, mask=columns < num_columns, other=0.0)
+        value += wide(bias)[None, :]
+    places, mask = rows[:, None] * num_columns + wide_columns, is_row & is_column
+    dtype: tl.constexpr = out_ptr.dtype.element_ty
+    tl.store(out_ptr + places, narrow(activate(opened, ACTIVATION) * value, dtype), mask=mask)
+    if SAVE:
+        tl.store(opened_ptr + places, narrow(opened, dtype), mask=mask)
+        tl.store(value_ptr + places, narrow(value, dtype), mask=mask)
