@@ -21,6 +21,7 @@ from kernels.dot_interaction import dot_interaction
 from kernels.fused_mlp import fused_mlp
 from kernels.gated_linear import gated_linear
 from kernels.grouped_linear import grouped_linear
+from kernels.linear_act import linear_act
 
 Form = Callable[..., Tensor]
 Shape = tuple[int, ...]
@@ -227,6 +228,18 @@ def _grouped(name: str, shapes: Sequence[tuple[int, int]]) -> Case:
     )
 
 
+def _linear(size_in: int, size_out: int) -> Case:
+    """A wide layer with ReLU."""
+    return Case(
+        f"linear_relu {size_in}-{size_out}",
+        ROWS,
+        lambda rows: [(rows, size_in), (size_out, size_in), (size_out,)],
+        {"eager": lambda x, w, b: torch.relu(F.linear(x, w, b)), "ours": linear_act},
+        lambda rows: 2.0 * rows * size_in * size_out,
+        lambda rows: rows * size_out,
+    )
+
+
 def _geglu(batch: int, tokens: int, size: int, hidden: int) -> Case:
     """An MLP with a gate; rows are batch x tokens."""
 
@@ -266,6 +279,8 @@ CASES = {
         _grouped("64 x 64-32", [(64, 32)] * 64),
         _grouped("16 x 768-3072", [(768, 3072)] * 16),
         _grouped("26 unequal", [(8 * (g + 1), 16 * (1 + g % 4)) for g in range(26)]),
+        _linear(479, 1024),
+        _linear(1024, 1024),
         _norm(64, 32, "relu"),
         _norm(39, 10, "none"),
         _norm(16, 768, "none"),

@@ -16,6 +16,7 @@ from kernels.fused_mlp import triton_backward as fused_mlp_backward
 from kernels.fused_mlp.sizes import fits
 from kernels.gated_linear import triton as gated_linear
 from kernels.grouped_linear import triton as grouped_linear
+from kernels.linear_act import triton as linear_act
 
 
 def _empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -74,6 +75,14 @@ def _gated_linear(dtype: torch.dtype) -> None:
         gated_linear.forward(x, gate, gate, None, gate[:, 0].contiguous(), "gelu_tanh", save)
 
 
+def _linear_act(dtype: torch.dtype) -> None:
+    x, weight = _empty(64, 479, dtype=dtype), _empty(1024, 479, dtype=dtype)
+    for activation, save in (("relu", False), ("gelu", True)):
+        bias = weight[:, 0].contiguous()
+        out, _ = linear_act.forward(x, weight, bias, activation, save)
+        linear_act.backward(out, out, activation)
+
+
 LAUNCHES: dict[str, Callable[[], None]] = {
     "dot_interaction bf16": lambda: _dot_interaction(torch.bfloat16),
     "dot_interaction fp32": lambda: _dot_interaction(torch.float32),
@@ -89,6 +98,7 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "grouped_linear bf16 equal": lambda: _grouped_linear(torch.bfloat16, *[(64, 32)] * 4),
     "grouped_linear bf16 unequal": lambda: _grouped_linear(torch.bfloat16, (13, 7), (40, 64)),
     "gated_linear bf16": lambda: _gated_linear(torch.bfloat16),
+    "linear_act bf16": lambda: _linear_act(torch.bfloat16),
     "fused_mlp fp32 tower": lambda: _fused_mlp(torch.float32, 256, 128, 64, 1),
     "fused_mlp fp32 13": lambda: _fused_mlp(torch.float32, 13, 512, 256, 64),
 }
