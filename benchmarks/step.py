@@ -2,7 +2,7 @@
 
     python -m benchmarks.step                                  # all there is, on this GPU
     python -m benchmarks.step --model mmoe --batch 512 4096 --seconds 540
-    python -m benchmarks.step --device cpu                     # small sizes, nothing generated
+    python -m benchmarks.step --device cpu                     # three models, small, no code made
 
 bf16 autocast and fused AdamW; float32 for the illustrative graph and with --no-amp. For each model
 and batch every provider first compiles with cold caches in a process of its own, which measures its
@@ -33,6 +33,8 @@ from benchmarks.models import MODELS
 from benchmarks.providers import PROVIDERS, Provider
 from benchmarks.rows import Row, append, commit, summary, table, where
 
+# What a CPU runs within two minutes if no models are named.
+_ON_CPU = ["per_feature_encoder", "masknet", "dlrm"]
 # Of the time there is; the rest is for timing what has been compiled by then.
 _COMPILE_SHARE = 0.85
 
@@ -83,6 +85,7 @@ class Comparison:
             return []
         self.bench = Bench(self.setting)
         self.exact = Exact(self.bench)
+        release(self.setting.device)
         for provider in wanted:
             if self.plan.is_over:
                 self._leave_out(provider, "the time was up")
@@ -177,7 +180,9 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", nargs="+", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument(
+        "--model", nargs="+", choices=list(MODELS), help=f"all; on a CPU {', '.join(_ON_CPU)}"
+    )
     parser.add_argument("--provider", nargs="+", default=list(PROVIDERS), choices=list(PROVIDERS))
     parser.add_argument("--batch", nargs="+", type=_positive, help="4096; 64 on a CPU")
     parser.add_argument("--device", type=torch.device, help="cuda if there is one")
@@ -202,6 +207,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     on_gpu = found.device.type == "cuda"
     if on_gpu and not torch.cuda.is_available():
         parser.error("--device cuda: PyTorch sees no GPU here; --device cpu runs small sizes")
+    found.model = found.model or (list(MODELS) if on_gpu else _ON_CPU)
     found.batch = found.batch or [4096 if on_gpu else 64]
     found.size = found.size or ("full" if on_gpu else "small")
     found.inner = found.inner or ("inductor" if on_gpu else "aot_eager")
