@@ -45,11 +45,8 @@ class LookupChoice:
                 f"sparse_arch=fused updates the tables within the backward pass, and "
                 f"{'; '.join(reasons)}: set sparse_arch=tables, or auto"
             )
-        if self.choice == "auto":
-            if trainer.strategy.root_device.type != "cuda":
-                return False
-            if reasons:
-                rank_zero_info(f"The tables are looked up one by one: {'; '.join(reasons)}")
+        if self.choice == "auto" and reasons:
+            rank_zero_info(f"The tables are looked up one by one: {'; '.join(reasons)}")
         return self.choice != "tables" and not reasons
 
 

@@ -39,8 +39,8 @@ class RecModule(LightningModule):
     `model` makes the model from the schema (`functools.partial(DLRM, embedding_dim=16)`).
     `task_weights` weigh the tasks' losses, which are then added; by default their mean is taken.
     `sparse_arch` says how the tables are looked up and updated: "tables" one by one, "fused" all
-    together (`recsys.fused`), "auto" together on a GPU wherever that changes no result. "fused"
-    raises NotFusible before training where it would not train the same.
+    together (`recsys.fused`), "auto" together wherever that changes no result. "fused" raises
+    NotFusible before training where it would not train the same.
 
     Logged: `train/loss` of the step, and auc, logloss, ne, calibration and num_samples as
     `train/*` over the steps since the last log, `val/*` and `test/*` over all samples; means over

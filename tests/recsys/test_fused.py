@@ -222,9 +222,12 @@ def test_a_callback_that_accumulates_is_refused_too(tmp_path: Path) -> None:
         trainer.fit(make_module(sparse_arch="fused"), datamodule=TinyData())
 
 
-def test_auto_is_separate_tables_on_a_cpu(tmp_path: Path) -> None:
-    auto, apart = fit(tmp_path / "auto", "auto"), fit(tmp_path / "apart", "tables")
-    assert auto[0] == apart[0]
+def test_auto_fuses_where_nothing_is_passed_by(tmp_path: Path) -> None:
+    auto, together = fit(tmp_path / "auto", "auto"), fit(tmp_path / "together", "fused")
+    assert auto[0] == together[0]
+    adam = {"name": "adam", "lr": 0.01}
+    auto = fit(tmp_path / "adam", "auto", sparse_optimizer=adam)
+    assert auto[0] == fit(tmp_path / "apart", "tables", sparse_optimizer=adam)[0]
     with pytest.raises(ValueError, match="did you mean fused"):
         make_module(sparse_arch="fusd")
 

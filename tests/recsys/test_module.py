@@ -156,7 +156,7 @@ def test_large_tables_get_sparse_gradients_and_train_the_same(
 ) -> None:
     def trained() -> RecModule:
         seed_everything(1, verbose=False)
-        module = make_module(sparse_optimizer={"name": name, "lr": 0.1})
+        module = make_module(sparse_optimizer={"name": name, "lr": 0.1}, sparse_arch="tables")
         fit(tmp_path, module, max_steps=6, limit_val_batches=0)
         return module
 
