@@ -105,7 +105,10 @@ class OptimusBackend:
         start = time.perf_counter()
         try:
             rewritten = self._first_rewrite(module, report)
-            return self._checked(module, rewritten, inputs, report) if self._verify else rewritten
+            if self._verify:
+                return self._checked(module, rewritten, inputs, report)
+            report.approximated = dict.fromkeys(self._approximate(report), "not measured")
+            return rewritten
         except Exception as error:
             if self._strict:
                 raise
@@ -170,26 +173,72 @@ class OptimusBackend:
         """The rewritten graph, less the patterns that change its result on these inputs."""
         if not report.fired:
             return rewritten
+        approximate = self._approximate(report)
         try:
             verifier = Verifier(module, inputs)
         except CannotVerify as reason:
             report.verified = f"not verified: {reason}"
+            report.approximated = dict.fromkeys(approximate, "not measured")
             return rewritten
+        if approximate:  # what the others do must be exact
+            rewritten = self._rewrite(module, report, (*report.left_out, *approximate))
         while (difference := verifier.difference(rewritten)) is not None:
             if self._strict:
                 raise AssertionError(difference)
-            name = self._guilty(module, report, verifier)
+            name = self._guilty(module, report, verifier, approximate)
             if name is None:
                 self._fall_back(report, "the original graph", f"verification failed: {difference}")
                 return None
             report.dropped[name] = difference
             log.warning("pattern %s changes the result and is left out: %s", name, difference)
-            rewritten = self._rewrite(module, report, report.left_out)
+            rewritten = self._rewrite(module, report, (*report.left_out, *approximate))
         report.verified = "verified"
-        return rewritten
+        return self._approximated(module, rewritten, report, verifier, approximate)
 
-    def _guilty(self, module: GraphModule, report: GraphReport, verifier: Verifier) -> str | None:
-        names = [name for name in self.selection.names if name not in report.left_out]
+    def _approximate(self, report: GraphReport) -> dict[str, float]:
+        """How far gradients may be off for the sake of approximate patterns that fired."""
+        fired = {pattern.name for pattern in report.patterns if pattern.fired}
+        return {n: e for n, e in self.selection.gradient_errors().items() if n in fired}
+
+    def _approximated(
+        self,
+        module: GraphModule,
+        exact: GraphModule,
+        report: GraphReport,
+        verifier: Verifier,
+        approximate: Mapping[str, float],
+    ) -> GraphModule:
+        """`exact` with approximate patterns, one after another, as far as they keep their word."""
+        for name, own in approximate.items():
+            pending = [n for n in approximate if n not in (*report.approximated, name)]
+            trial = self._rewrite(module, report, {*report.left_out, *pending})
+            # What those before it may cost comes on top.
+            allowed = own + sum(approximate[n] for n in report.approximated)
+            difference = verifier.difference(trial, allowed)
+            if difference is None:
+                error, where = verifier.gradient_error(trial)
+                report.approximated[name] = (
+                    f"{where} is off by {error:.2%} of its norm on the inputs at hand "
+                    f"(allowed: {allowed:.2%})"
+                )
+                exact = trial
+                continue
+            if self._strict:
+                raise AssertionError(difference)
+            report.dropped[name] = difference
+            log.warning("pattern %s is too inaccurate and is left out: %s", name, difference)
+            exact = self._rewrite(module, report, {*report.left_out, *pending})
+        return exact
+
+    def _guilty(
+        self,
+        module: GraphModule,
+        report: GraphReport,
+        verifier: Verifier,
+        approximate: Collection[str],
+    ) -> str | None:
+        left_out = {*report.left_out, *approximate}
+        names = [name for name in self.selection.names if name not in left_out]
 
         def is_wrong(prefix: Sequence[str]) -> bool:
             trial = GraphReport(report.index)

@@ -89,6 +89,14 @@ class Rewrite(ABC):
         """The same without a decision by measurement: what its examples are run with."""
         return self
 
+    def gradient_error(self) -> float:
+        """How far a gradient may be off on purpose, relative to its norm.
+
+        A pattern with more than 0 is approximate: no preset selects it, and where it fires the
+        error is measured on the real inputs and reported. Values must stay what they are.
+        """
+        return 0.0
+
     @classmethod
     @abstractmethod
     def examples(cls) -> Sequence[Example]:

@@ -26,6 +26,7 @@ from optimus.patterns.horizontal.widen_shared_input_linears import WidenSharedIn
 from optimus.patterns.kernels.fuse_cross_layer import FuseCrossLayer
 from optimus.patterns.kernels.fuse_dot_interaction import FuseDotInteraction
 from optimus.patterns.kernels.fuse_narrow_mlp import FuseNarrowMlp
+from optimus.patterns.kernels.quantize_saved_activations import QuantizeSavedActivations
 from optimus.patterns.normalize.canonicalize_calls import CanonicalizeCalls
 from optimus.patterns.normalize.count_dims_from_front import CountDimsFromFront
 from optimus.patterns.normalize.lower_einsum_to_gemm import LowerEinsumToGemm
@@ -119,7 +120,7 @@ PIPELINE: tuple[Phase, ...] = (
         ),
     ),
     Phase("kernels", (FuseDotInteraction(), FuseCrossLayer(), FuseNarrowMlp())),
-    Phase("finish", (SumMatrixVectorProducts(), CopySavedPieces())),
+    Phase("finish", (SumMatrixVectorProducts(), CopySavedPieces(), QuantizeSavedActivations())),
 )
 """Phases in the order they run; a phase is repeated until it changes nothing. Users' own patterns
 stand between these: `phases()` has all."""
@@ -146,6 +147,11 @@ class Selection:
                 for phase in self.phases
             )
         )
+
+    def gradient_errors(self) -> dict[str, float]:
+        """Of approximate patterns alone, how far a gradient may be off (Rewrite.gradient_error)."""
+        errors = {p.name(): p.gradient_error() for phase in self.phases for p in phase.patterns}
+        return {name: error for name, error in errors.items() if error > 0}
 
     def __bool__(self) -> bool:
         return bool(self.names)
@@ -212,7 +218,8 @@ def select(
     """The selection that `patterns` names, less `disable`, with `knobs` set.
 
     `patterns`: "none", "vertical", "horizontal" (with the vertical clean-up it needs), "kernels",
-    "all", the name of a pattern, or a list of these; order does not matter. `patterns` and
+    "all", the name of a pattern, or a list of these; order does not matter. Approximate patterns
+    are selected by their own names alone. `patterns` and
     `disable` may use PyTorch's names (optimus.upstream), too. Raises ValueError naming the nearest
     valid names for anything unknown.
     """
@@ -275,10 +282,10 @@ def _expand(word: str) -> tuple[str, ...]:
     everything = patterns_by_name()
     if word == "none":
         return ()
-    if word == "all":
-        return pattern_names()
     if word in PRESETS:
-        return tuple(n for n, p in everything.items() if p.family in _FAMILIES[word])
+        families = _FAMILIES[word]
+        exact = {n: p for n, p in everything.items() if not p.gradient_error()}
+        return tuple(n for n, p in exact.items() if p.family in families)
     valid = (*PRESETS, *everything, *PRESETS_UPSTREAM, *TRANSLATIONS, *NO_COUNTERPART)
     return named(nearest("pattern or preset", word, valid))
 
@@ -288,6 +295,7 @@ _FAMILIES = {
     "vertical": ("vertical",),
     "horizontal": ("horizontal", "vertical"),
     "kernels": ("kernels",),
+    "all": ("vertical", "horizontal", "kernels"),
 }
 
 

@@ -72,8 +72,8 @@ class GraphReport:
 
     `fallback` is empty when the rewritten graph runs; otherwise it says what runs instead and why.
     `verified` tells whether it was run beside the original, `dropped` which patterns failed there
-    and how, `broken` which made a graph that cannot be used and the error; all of these are left
-    out of the graph that runs.
+    and how, `approximated` what approximate patterns cost in accuracy, `broken` which made a graph
+    that cannot be used and the error; `dropped` and `broken` are left out of the graph that runs.
     `rewrite_seconds` is the time spent in Optimus, `compile_seconds` that of the inner compiler.
     """
 
@@ -86,6 +86,7 @@ class GraphReport:
     verified: str = ""
     dropped: dict[str, str] = field(default_factory=dict[str, str])
     broken: dict[str, str] = field(default_factory=dict[str, str])
+    approximated: dict[str, str] = field(default_factory=dict[str, str])
     patterns: list[PatternReport] = field(default_factory=list[PatternReport])
 
     @property
@@ -196,6 +197,8 @@ def _notes(graph: GraphReport) -> Iterator[str]:
         yield f"graph {graph.index}: {name} is left out, it changed the result: {difference}"
     for name, error in graph.broken.items():
         yield f"graph {graph.index}: {name} is left out, it broke the graph: {error}"
+    for name, accuracy in graph.approximated.items():
+        yield f"graph {graph.index}: {name} is approximate: {accuracy}"
     if graph.fallback:
         yield f"graph {graph.index}: {graph.fallback}"
 

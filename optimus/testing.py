@@ -102,7 +102,8 @@ def check_program(
     plain = run(module, inputs, lambda f: torch.compile(f, backend=inner), dynamic)
     reference = None if exact else _in_double(module, inputs)
     assert backend.report.graphs, f"{where}: nothing was compiled"
-    _compare(expected, actual, plain, reference, where)
+    allowed = max(backend.selection.gradient_errors().values(), default=0.0)
+    _compare(expected, actual, plain, reference, where, gradient_error=allowed)
     return backend.report
 
 
@@ -180,7 +181,13 @@ def _in_double(module: torch.nn.Module, inputs: Inputs) -> Outcome | None:
 
 
 def _compare(
-    expected: Outcome, actual: Outcome, plain: Outcome, reference: Outcome | None, where: str
+    expected: Outcome,
+    actual: Outcome,
+    plain: Outcome,
+    reference: Outcome | None,
+    where: str,
+    *,
+    gradient_error: float = 0.0,
 ) -> None:
     assert len(actual.outputs) == len(expected.outputs), f"{where}: number of outputs"
     assert actual.sharing in (expected.sharing, plain.sharing), (
@@ -191,14 +198,17 @@ def _compare(
         exact = _named(getattr(reference, what)) if reference else {}
         assert left.keys() == right.keys(), f"{where}: {what} {left.keys() ^ right.keys()}"
         for name, value in left.items():
-            _compare_value(value, right[name], exact.get(name), f"{where}: {what} {name}")
+            allowed = gradient_error if what == "gradients" else 0.0
+            _compare_value(value, right[name], exact.get(name), f"{where}: {what} {name}", allowed)
 
 
 def _named(values: list[Any] | dict[str, Any]) -> dict[str, Any]:
     return values if isinstance(values, dict) else {str(i): v for i, v in enumerate(values)}
 
 
-def _compare_value(expected: Any, actual: Any, reference: Any, label: str) -> None:
+def _compare_value(
+    expected: Any, actual: Any, reference: Any, label: str, allowed: float = 0.0
+) -> None:
     if not isinstance(expected, torch.Tensor):
         assert expected == actual, f"{label}: {actual!r} instead of {expected!r}"
         return
@@ -212,6 +222,10 @@ def _compare_value(expected: Any, actual: Any, reference: Any, label: str) -> No
         )
     if not torch.equal(expected.isnan(), actual.isnan()):
         raise AssertionError(f"{label}: NaN in other places")
+    if allowed and expected.numel():
+        off, size = _error(actual, expected), _error(expected, torch.zeros_like(expected))
+        assert off <= allowed * size + _floor(expected), f"{label}: off by {off:.3g} of {size:.3g}"
+        return
     if reference is None:
         assert_equal(expected, actual, label)
         return

@@ -44,6 +44,7 @@ TRANSLATIONS: dict[str, tuple[str, ...]] = {
     "unbind_stack_aten_pass": ("cancel_unbind_stack",),
     "move_view_after_cat_aten_pass": ("move_reshape_out_of_stack",),
     "decompose_mm_pass": ("sum_matrix_vector_products",),
+    "activation_quantization_aten_pass": ("quantize_saved_activations",),
     "batch_linear_post_grad": ("batch_linears",),
     "group_linear": ("batch_linears",),
     "batch_aten_tanh": _POINTWISE,
@@ -64,7 +65,6 @@ NO_COUNTERPART = {
     "batch_dropout": "one draw for many branches gives other random numbers than eager does",
     "pad_aten_mm_pass": _PADDING,
     "shape_padding_multiplier": _PADDING,
-    "activation_quantization_aten_pass": "saved activations keep their precision",
 }
 """Why a key of PyTorch's options is not translated."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -111,6 +111,17 @@ def static_size(value: torch.Tensor, dim: int) -> int | None:
     """The size along `dim`, None when it is dynamic."""
     size = value.shape[dim]
     return size if isinstance(size, int) else None
+
+
+def hint_of(sizes: Iterable[int | torch.SymInt]) -> int | None:
+    """The product of sizes, dynamic ones as they are at hand; None where that is not known."""
+    product = 1
+    for size in sizes:
+        hint = size if isinstance(size, int) else size.node.hint
+        if hint is None:
+            return None
+        product *= int(hint)
+    return product
 
 
 def is_fresh(node: Node) -> bool:

@@ -8,7 +8,7 @@ dtypes, shapes, strides, requires_grad, shared memory and what is written to inp
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import hypot
 from typing import Any
 
@@ -59,8 +59,11 @@ class Verifier:
             raise CannotVerify(f"the original graph fails in eager mode: {error}") from error
         self._reference = self._run_in_double()
 
-    def difference(self, rewritten: GraphModule) -> str | None:
-        """The first thing that `rewritten` does otherwise than the original; None if nothing."""
+    def difference(self, rewritten: GraphModule, gradient_error: float = 0.0) -> str | None:
+        """The first thing that `rewritten` does otherwise than the original; None if nothing.
+
+        Gradients may be off by `gradient_error` of their norm besides.
+        """
         try:
             actual = trace(rewritten, self._inputs)
         except Exception as error:
@@ -68,20 +71,34 @@ class Verifier:
         reason = differing_facts(self._expected, actual)
         if reason is not None:
             return reason
-        gaps = compare(self._expected, actual, self._reference)
+        gaps = compare(self._expected, actual, self._reference, gradient_error)
         found = worst(gaps)
         if found is None or found[1].is_plain:
             return describe(found)
         # Near the limit a single run proves nothing: two draws of rounding errors of one number
         # differ by more than a factor of two three times in ten.
         for seed in range(1, EXTRA_RUNS + 1):
-            gaps = pool(gaps, self._compare_again(rewritten, seed))
+            gaps = pool(gaps, self._compare_again(rewritten, seed, gradient_error))
         return describe(worst(gaps))
 
-    def _compare_again(self, rewritten: GraphModule, seed: int) -> dict[str, Gap]:
+    def gradient_error(self, rewritten: GraphModule) -> tuple[float, str]:
+        """How far the gradient that differs most from the original's is off, relative to its norm,
+        and its name."""
+        actual = trace(rewritten, self._inputs).values
+        errors = [(0.0, "no gradient")]
+        for name, expected in self._expected.values.items():
+            got = actual.get(name)
+            if _is_gradient(name) and expected is not None and got is not None:
+                off, size = _norm(got.double() - expected.double()), _norm(expected)
+                errors.append((off / size if size else off, name))
+        return max(errors)
+
+    def _compare_again(
+        self, rewritten: GraphModule, seed: int, gradient_error: float
+    ) -> dict[str, Gap]:
         expected = trace(self._original, self._inputs, seed=seed)
         actual = trace(rewritten, self._inputs, seed=seed)
-        return compare(expected, actual, self._run_in_double(seed))
+        return compare(expected, actual, self._run_in_double(seed), gradient_error)
 
     def _run_in_double(self, seed: int = 0) -> Trace | None:
         """The reference; None for a graph that float64 cannot run, such as one with casts."""
@@ -177,14 +194,25 @@ def differing_facts(expected: Trace, actual: Trace) -> str | None:
     return None
 
 
-def compare(expected: Trace, actual: Trace, reference: Trace | None) -> dict[str, Gap]:
+def compare(
+    expected: Trace, actual: Trace, reference: Trace | None, gradient_error: float = 0.0
+) -> dict[str, Gap]:
     """How far the values of two runs of one seed are from the reference, by name."""
     exact = reference.values if reference is not None else {}
     scales = _scales(expected)
-    return {
+    gaps = {
         name: _gap(value, actual.values.get(name), exact.get(name), scales[_kind(name)])
         for name, value in expected.values.items()
     }
+    for name, value in expected.values.items() if gradient_error else ():
+        if _is_gradient(name) and value is not None:
+            gap = gaps[name]
+            gaps[name] = replace(gap, slack=gap.slack + gradient_error * _norm(value))
+    return gaps
+
+
+def _is_gradient(name: str) -> bool:
+    return name.startswith("gradient")
 
 
 def pool(gaps: dict[str, Gap], more: dict[str, Gap]) -> dict[str, Gap]:

@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.autograd.graph import saved_tensors_hooks
 from torch.fx import Node
 
 from optimus.editor import Editor, Refused
-from optimus.legality import Legality, storages_of, value_of
+from optimus.legality import value_of
 from optimus.ops import arguments, op_of
 from optimus.pattern import Example, Match, Miss, Pattern
 from optimus.pieces import split
-from optimus.values import Unknown, evaluate, fake_mode_of, requires_grad
+from optimus.saving import is_saved
+from optimus.values import requires_grad
 
 _JOINS = ("cat", "stack")
 
@@ -48,7 +48,7 @@ class CopySavedPieces(Pattern):
 
     def rewrite(self, match: Match, edit: Editor) -> None:
         sizes, pieces = match["sizes"], match["pieces"]
-        saved = [piece for piece in pieces if _is_saved(piece, edit.legality)]
+        saved = [piece for piece in pieces if is_saved(piece, edit.legality)]
         if not saved:
             raise Refused("nothing of it is saved")
         if sum(sizes[piece.args[1]] for piece in saved) > self.most * sum(sizes):
@@ -80,37 +80,6 @@ def _is_widened(node: Node) -> bool:
     while (op := op_of(weight)) is not None and op.kind == "view":
         weight = weight.all_input_nodes[0]
     return op is not None and op.name in _JOINS
-
-
-def _is_saved(node: Node, legality: Legality) -> bool:
-    """Whether the backward pass of a reader, or of one of a view of it, reads this memory."""
-    memory, pending = storages_of(value_of(node)), [node]
-    while pending:
-        for user in pending.pop().users:
-            if memory & storages_of(value_of(user)):
-                pending.append(user)
-            elif requires_grad(value_of(user)) and memory & storages_of(_kept_by(user, legality)):
-                return True
-    return False
-
-
-def _kept_by(node: Node, legality: Legality) -> list[Any]:
-    """What autograd keeps of a call in eager mode."""
-    kept: list[Any] = []
-    mode = fake_mode_of(node.graph)
-    if node.op != "call_function" or not callable(node.target) or mode is None:
-        return kept
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        kept.append(tensor)
-        return tensor
-
-    try:
-        with saved_tensors_hooks(pack, lambda tensor: tensor):
-            evaluate(mode, legality.context(node), node.target, node.args, dict(node.kwargs))
-    except Unknown:  # then it is left as it is
-        kept.clear()
-    return kept
 
 
 class _Wide(torch.nn.Module):
