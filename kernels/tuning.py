@@ -156,6 +156,11 @@ def _save() -> None:
         Path(name).replace(_file())
 
 
-def _file() -> Path:
+def cache_folder() -> Path:
+    """Where measurements are kept: $OPTIMUS_KERNEL_CACHE, or ~/.cache/optimus/kernels."""
     folder = os.environ.get("OPTIMUS_KERNEL_CACHE", "")
-    return (Path(folder) if folder else Path.home() / ".cache/optimus/kernels") / "tiles.json"
+    return Path(folder) if folder else Path.home() / ".cache/optimus/kernels"
+
+
+def _file() -> Path:
+    return cache_folder() / "tiles.json"

@@ -1,19 +1,32 @@
 """Whether a hand-written kernel is worth it here: both forms are run and timed on this GPU.
 
 A kernel pattern asks once for each kind of call: training or not, shapes, types, GPU. What it puts
-in has to beat what Inductor makes of the same sub-graph, or it is a miss that says both times.
+in has to beat what Inductor makes of the same sub-graph, called one by one and in a CUDA graph, or
+it is a miss that says the times. The measurement is made in a process of its own, where it can
+compile while this one is compiling and where a kernel that crashes takes nothing along; what it
+finds is kept beside the kernels' tile choices for later processes.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import importlib
+import json
+import os
+import pickle
 import statistics
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, cast
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Node, symbolic_trace
+from torch.fx import Node
 
+from kernels.tuning import cache_folder
 from optimus.legality import tensor_of
 from optimus.pattern import Miss
 
@@ -21,21 +34,24 @@ GATES = ("measure", "always", "never")
 """What a kernel pattern's knob `gate` may be."""
 
 Form = Callable[..., Tensor]
-Spec = tuple[tuple[int, ...], torch.dtype, torch.device, bool]
-Times = tuple[tuple[float, float], tuple[float, float]]
+Forms = Callable[..., tuple[Form, Form]]
+"""A function of a module that makes the kernel's form and plain PyTorch's."""
+Spec = tuple[tuple[int, ...], torch.dtype, str, bool]
+Times = list[tuple[float, float]]
 """Milliseconds of the kernel and of plain PyTorch: called one by one, and in a CUDA graph."""
 
 ROUNDS = 5
 CALLS = 10
+TIMEOUT_SECONDS = 300
 
 
 def verdict(
-    gate: str, name: str, ours: Form, plain: Form, inputs: Sequence[Node], *how: Hashable
+    gate: str, forms: Forms, how: Sequence[str | int | bool], inputs: Sequence[Node]
 ) -> Miss | None:
     """None if the kernel is to be put in, otherwise why not.
 
-    `ours` and `plain` compute the same of tensors like `inputs`; `how`: whatever else they depend
-    on. Raises ValueError for an unknown gate.
+    `forms(*how)`: two functions that compute the same of tensors like `inputs`. Raises ValueError
+    for an unknown gate.
     """
     if gate not in GATES:
         raise ValueError(f"unknown gate {gate!r}; valid: {', '.join(GATES)}")
@@ -44,11 +60,8 @@ def verdict(
     values = [tensor_of(node) for node in inputs]
     if gate == "never" or not all(v is not None and v.is_cuda for v in values):
         return Miss("switched off" if gate == "never" else "there is no GPU to run a kernel on")
-    specs = tuple(_spec(v) for v in values if v is not None)
-    key = (name, *how, specs, torch.cuda.get_device_name(), torch.is_grad_enabled())
-    if key not in _measured:
-        _measured[key] = measure(ours, plain, specs)
-    return judge(_measured[key])
+    specs = [_spec(v) for v in values if v is not None]
+    return judge(times_of(forms, tuple(how), specs))
 
 
 def judge(times: Times | str) -> Miss | None:
@@ -61,42 +74,92 @@ def judge(times: Times | str) -> Miss | None:
     return Miss(f"no faster here: {each[0]}, in a CUDA graph {each[1]}")
 
 
-_measured: dict[Hashable, Times | str] = {}
+def times_of(forms: Forms, how: tuple[str | int | bool, ...], specs: Sequence[Spec]) -> Times | str:
+    """What `measure` finds in another process, or found in an earlier one; failures are told once
+    in each process."""
+    job = (forms.__module__, forms.__qualname__, how, list(specs), torch.is_grad_enabled())
+    precision = torch.get_float32_matmul_precision()
+    where = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    key = hashlib.sha256(repr((job, precision, where, torch.__version__)).encode()).hexdigest()
+    if key not in _known:
+        _known[key] = _stored(key) or _in_another_process((*job, precision))
+        if isinstance(_known[key], list):
+            _store(key, _known[key])
+    return _known[key]
+
+
+_known: dict[str, Times | str] = {}
+
+
+def _in_another_process(job: tuple[Any, ...]) -> Times | str:
+    command = [sys.executable, "-m", "optimus.kernel_gate"]
+    path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
+    try:
+        done = subprocess.run(
+            command,
+            input=pickle.dumps(job),
+            capture_output=True,
+            check=False,
+            timeout=TIMEOUT_SECONDS,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+        lines = done.stdout.decode().splitlines()
+        found = json.loads(lines[-1]) if lines else f"the process ended with {done.returncode}"
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        return _first_line(error)
+    return found if isinstance(found, str) else [(float(a), float(b)) for a, b in found]
+
+
+def _file(key: str) -> Path:
+    return cache_folder() / f"gate-{key[:32]}.json"
+
+
+def _stored(key: str) -> Times | None:
+    try:
+        return [(float(a), float(b)) for a, b in json.loads(_file(key).read_text())]
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _store(key: str, times: Times | str) -> None:
+    with contextlib.suppress(OSError):
+        _file(key).parent.mkdir(parents=True, exist_ok=True)
+        part = _file(key).with_suffix(f".{os.getpid()}")
+        part.write_text(json.dumps(times))
+        part.replace(_file(key))
 
 
 def _spec(value: Tensor) -> Spec:
     shape = tuple(s if isinstance(s, int) else int(s.node.hint) for s in value.shape)
-    return shape, value.dtype, value.device, value.requires_grad
+    return shape, value.dtype, str(value.device), value.requires_grad
 
 
-def measure(ours: Form, plain: Form, specs: Sequence[Spec]) -> Times | str:
+# What runs in the other process.
+
+
+def measure(ours: Form, plain: Form, specs: Sequence[Spec], train: bool = True) -> Times | str:
     """Times of the two forms, forward and, where an input asks for it, backward; or why they
     cannot be told. Both are compiled, and timed in turns."""
     try:
-        with torch.random.fork_rng(), torch.autocast("cuda", enabled=False):
-            tensors = [_example(spec) for spec in specs]
-            steps = [_step(_compiled(form, tensors), tensors) for form in (ours, plain)]
-            for step in steps * 3:
-                step()
-            replays = [_captured(step) for step in steps]
-            return _compare(*steps), _compare(*replays)
+        tensors = [_example(spec, train) for spec in specs]
+        steps = [_step(torch.compile(form, dynamic=False), tensors) for form in (ours, plain)]
+        for step in steps * 3:
+            step()
+        replays = [_captured(step) for step in steps]
+        return [_compare(*steps), _compare(*replays)]
     except Exception as error:  # whatever it is: training goes on without the kernel
-        return (str(error).splitlines() or [""])[0] or type(error).__name__
+        return _first_line(error)
 
 
-def _example(spec: Spec) -> Tensor:
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0] or type(error).__name__
+
+
+def _example(spec: Spec, train: bool) -> Tensor:
     shape, dtype, device, requires_grad = spec
     if not dtype.is_floating_point:
         return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.randn(shape, device=device).to(dtype).requires_grad_(requires_grad)
-
-
-def _compiled(form: Form, tensors: Sequence[Tensor]) -> Callable[..., Any]:
-    """By Inductor, as the graph around it will be."""
-    from torch._inductor.compile_fx import compile_fx
-
-    compiled: Any = compile_fx(symbolic_trace(form), list(tensors))
-    return cast(Callable[..., Any], compiled)
+    return torch.randn(shape, device=device).to(dtype).requires_grad_(requires_grad and train)
 
 
 def _step(form: Callable[..., Any], tensors: Sequence[Tensor]) -> Callable[[], None]:
@@ -104,8 +167,7 @@ def _step(form: Callable[..., Any], tensors: Sequence[Tensor]) -> Callable[[], N
 
     def step() -> None:
         out = form(*tensors)
-        out = out[0] if isinstance(out, tuple | list) else out
-        if wanted and out.requires_grad:
+        if wanted:
             torch.autograd.grad(out, wanted, torch.ones_like(out), allow_unused=True)
 
     return step
@@ -138,3 +200,18 @@ def _time(step: Callable[[], None]) -> float:
     end.record()
     end.synchronize()
     return start.elapsed_time(end) / CALLS
+
+
+def main() -> None:
+    """Read a job from standard input and write what was measured as the last line of output."""
+    module, name, how, specs, train, precision = pickle.loads(sys.stdin.buffer.read())
+    torch.set_float32_matmul_precision(precision)
+    device = torch.device(specs[0][2])
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    ours, plain = getattr(importlib.import_module(module), name)(*how)
+    print(json.dumps(measure(ours, plain, specs, train)))
+
+
+if __name__ == "__main__":
+    main()

@@ -47,7 +47,7 @@ class FuseCrossLayer(Pattern):
                     return Miss("its tensors are not matrices of one shape")
                 work, y, weight, bias = parts
                 inputs = (x0, y, weight, *([] if bias is None else [bias]), x)
-                slower = verdict(self.gate, self.name(), *_forms(bias is not None), inputs)
+                slower = verdict(self.gate, _forms, (bias is not None,), inputs)
                 values = {"inputs": (x0, y, weight, bias, x), "z": z}
                 return slower or Match((node, product, *work), values=values)
         return Miss("not x0 * linear(y) + x, each used once")
@@ -110,12 +110,14 @@ def _same_shapes(values: Sequence[Tensor | None]) -> bool:
 
 
 def _forms(has_bias: bool) -> tuple[Form, Form]:
-    target = torch.ops.kernels.cross_layer
+    def ours(x0: Tensor, y: Tensor, w: Tensor, b: Tensor, x: Tensor) -> Tensor:
+        return torch.ops.kernels.cross_layer(x0, y, w, b, x)
+
     linear = torch.nn.functional.linear
     if has_bias:
-        return target, lambda x0, y, w, b, x: x0 * linear(y, w, b) + x
+        return ours, lambda x0, y, w, b, x: x0 * linear(y, w, b) + x
     return (
-        lambda x0, y, w, x: target(x0, y, w, None, x),
+        lambda x0, y, w, x: torch.ops.kernels.cross_layer(x0, y, w, None, x),
         lambda x0, y, w, x: x0 * linear(y, w) + x,
     )
 

@@ -54,8 +54,7 @@ class FuseNarrowMlp(Pattern):
         calls = [arguments(layer) or {} for layer in layers]
         inputs = [calls[0]["input"], *(c["weight"] for c in calls)]
         inputs += [c["bias"] for c in calls if c["bias"] is not None]
-        forms = _forms(len(layers), name, last is not None)
-        slower = verdict(self.gate, self.name(), *forms, inputs, len(layers), name, last is None)
+        slower = verdict(self.gate, _forms, (len(layers), name, last is not None), inputs)
         if slower is not None:
             return slower
         values = {"inputs": inputs, "layers": len(layers), "name": name, "last": last}
