@@ -118,7 +118,7 @@ UNREADABLE: list[Call] = [
 ]
 
 
-@pytest.mark.parametrize("call", UNREADABLE, ids=[str(c[0]) for c in UNREADABLE])
+@pytest.mark.parametrize("call", UNREADABLE, ids=[spelling(call[0]) for call in UNREADABLE])
 def test_what_the_canonical_form_cannot_say(call: Call) -> None:
     node, _ = node_of(call)
     assert arguments(node) is None
