@@ -38,6 +38,13 @@ def can_launch(*tensors: Tensor) -> bool:
     return all(t.is_cuda and t.dtype in _ON_GPU for t in tensors)
 
 
+def can_multiply(*tensors: Tensor) -> bool:
+    """Whether a kernel that multiplies matrices can run on them, and should: exact float32 products
+    do not run on tensor cores, where a BLAS library is faster than Triton and need not compile."""
+    exact = any(t.dtype == torch.float32 and dot_precision(t.dtype) == "ieee" for t in tensors)
+    return can_launch(*tensors) and (is_interpreted() or not exact)
+
+
 def on_device(tensor: Tensor) -> AbstractContextManager[Any]:
     """Makes the tensor's GPU the current one: Triton launches there, wherever the data are."""
     return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()

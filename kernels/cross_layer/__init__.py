@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kernels import autocast
 from kernels.cross_layer import reference
-from kernels.launch import can_launch
+from kernels.launch import can_launch, can_multiply
 
 __all__ = ["cross_layer", "low_rank_cross_layer"]
 
@@ -50,7 +50,7 @@ def low_rank_cross_layer(
 
 @torch.library.custom_op("kernels::cross_layer", mutates_args=())
 def _forward(x0: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
-    if not _launches(x0, y, weight, bias, x):
+    if not can_multiply(y, weight) or not _launches(x0, bias, x):
         return reference.cross_layer(x0, y, weight, bias, x)
     from kernels.cross_layer import triton
 
@@ -69,7 +69,7 @@ def _(x0: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, x: Tensor) -> 
 def _backward(
     grad: Tensor, x0: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    if not grad.numel() or not _launches(grad, x0, y, weight, bias):
+    if not grad.numel() or not can_multiply(y, weight) or not _launches(grad, x0, bias):
         return reference.backward(grad, x0, y, weight, bias)
     from kernels.cross_layer import triton
 

@@ -16,7 +16,7 @@ from kernels import autocast
 from kernels.activations import check_activation
 from kernels.fused_mlp import reference
 from kernels.fused_mlp.sizes import fits
-from kernels.launch import can_launch
+from kernels.launch import can_multiply
 
 __all__ = ["fused_mlp"]
 
@@ -119,7 +119,7 @@ def _(
 
 
 def _launches(x: Tensor, weights: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    if not x.numel() or not can_launch(x, *weights, *others):
+    if not x.numel() or not can_multiply(x, *weights, *others):
         return False
     return fits([x.shape[2], *(w.shape[1] for w in weights)], x.element_size())
 

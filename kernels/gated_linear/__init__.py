@@ -13,7 +13,7 @@ from torch import Tensor
 from kernels import autocast
 from kernels.activations import check_activation
 from kernels.gated_linear import reference
-from kernels.launch import can_launch
+from kernels.launch import can_multiply
 
 __all__ = ["gated_linear"]
 
@@ -60,7 +60,7 @@ def _forward(
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     tensors = [t for t in (x, gate, up, gate_bias, up_bias) if t is not None]
-    if not x.shape[0] or not gate.shape[0] or not can_launch(*tensors):
+    if not x.shape[0] or not gate.shape[0] or not can_multiply(*tensors):
         out, *sums = reference.gated_linear(x, gate, up, gate_bias, up_bias, activation)
         opened, value = (t.contiguous() if save else x.new_empty(0) for t in sums)
         return out.contiguous(), opened, value

@@ -15,7 +15,7 @@ from torch import Tensor
 from kernels import autocast
 from kernels.activations import check_activation, slope
 from kernels.grouped_linear import reference
-from kernels.launch import can_launch
+from kernels.launch import can_multiply
 
 __all__ = ["grouped_linear"]
 
@@ -65,7 +65,7 @@ def _check_slices(offsets: Sequence[int], ins: Sequence[int], width: int) -> Non
 def _forward(
     x: Tensor, weights: list[Tensor], biases: list[Tensor], offsets: list[int], activation: str
 ) -> Tensor:
-    if not x.numel() or not can_launch(x, *weights, *biases):
+    if not x.numel() or not can_multiply(x, *weights, *biases):
         return reference.grouped_linear(x, weights, biases, offsets, activation).contiguous()
     from kernels.grouped_linear import triton
 
@@ -88,7 +88,7 @@ def _backward(
     offsets: list[int],
     activation: str,
 ) -> list[Tensor]:
-    if not x.numel() or not can_launch(grad, x, *weights, *biases):
+    if not x.numel() or not can_multiply(grad, x, *weights, *biases):
         return reference.backward(grad, x, weights, biases, offsets, activation)
     from kernels.grouped_linear import triton
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kernels import autocast
 from kernels.activations import check_activation
-from kernels.launch import can_launch
+from kernels.launch import can_launch, can_multiply
 from kernels.linear_act import reference
 
 __all__ = ["linear_act"]
@@ -45,7 +45,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     keeps = save and activation in reference.FROM_SUM
     tensors = [t for t in (x, weight, bias) if t is not None]
-    if not x.shape[0] or not weight.shape[0] or not can_launch(*tensors):
+    if not x.shape[0] or not weight.shape[0] or not can_multiply(*tensors):
         out, z = reference.linear_act(x, weight, bias, activation)
         return out.contiguous(), z.contiguous() if keeps else x.new_empty(0)
     from kernels.linear_act import triton

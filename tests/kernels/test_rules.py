@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from kernels import launch
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,6 +23,17 @@ def test_kernels_import_nothing_of_ours() -> None:
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             ours = {name.split(".")[0] for name in names} & {"optimus", "recsys", "tests", "conf"}
             assert not ours, f"{file.name} imports {ours}"
+
+
+def test_exact_float32_products_are_left_to_the_blas_library(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(launch, "can_launch", lambda *tensors: True)
+    monkeypatch.setattr(launch, "is_interpreted", lambda: False)
+    assert launch.can_multiply(torch.ones(2, dtype=torch.bfloat16))
+    assert not launch.can_multiply(torch.ones(2))
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
+    assert launch.can_multiply(torch.ones(2))
 
 
 @pytest.mark.slow
