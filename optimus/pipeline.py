@@ -58,6 +58,7 @@ from optimus.patterns.vertical.move_reshape_out_of_stack import MoveReshapeOutOf
 from optimus.patterns.vertical.move_transpose_into_stack import MoveTransposeIntoStack
 from optimus.patterns.vertical.remove_noops import RemoveNoops
 from optimus.patterns.vertical.remove_single_parts import RemoveSingleParts
+from optimus.patterns.vertical.split_before_unbind import SplitBeforeUnbind
 from optimus.registry import Place, Registry, load_entry_points, load_files, placed
 from optimus.upstream import NO_COUNTERPART, PRESETS_UPSTREAM, TRANSLATIONS, translated
 
@@ -87,6 +88,7 @@ PIPELINE: tuple[Phase, ...] = (
             RemoveSingleParts(),
             MergeReshapes(),
             ComposePermutes(),
+            SplitBeforeUnbind(),
             MergeNestedSplits(),
             MergeNestedCats(),
             CancelSplitCat(),
