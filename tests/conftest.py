@@ -11,6 +11,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 import torch
 
+if not torch.cuda.is_available():
+    # Kernels run in Triton's interpreter then, which has to be said before anything loads Triton.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip `gpu` tests where there is no CUDA device and move `slow` ones behind the others."""

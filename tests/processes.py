@@ -24,8 +24,9 @@ ROOT = Path(__file__).parents[1]
 def environment(**extra: str) -> dict[str, str]:
     """The tests' own, with a port for ranks to meet at and one thread a process: threads that wait
     for each other are slow where tests share the cores."""
+    inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MASTER_PORT": str(_free_port())}
-    return os.environ | own | extra
+    return inherited | own | extra
 
 
 @contextmanager

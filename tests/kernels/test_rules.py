@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import pytest
 import torch
 
 from kernels import launch
+from tests import processes
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,12 +39,5 @@ def test_exact_float32_products_are_left_to_the_blas_library(
 def test_kernels_compile_for_hopper() -> None:
     """In a process of its own: here they are loaded for the interpreter."""
     command = [sys.executable, "-m", "tests.kernels.hopper", "--first", "bf16"]
-    done = subprocess.run(
-        command, check=False, capture_output=True, text=True, timeout=500, cwd=ROOT, env=_env()
-    )
+    done = processes.run(command, timeout=500)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def _env() -> dict[str, str]:
-
-    return {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}

@@ -18,13 +18,16 @@ def test_golden() -> None:
         return torch.stack([torch.cat([head[j] for head in heads], -1) for j in range(3)], 1)
 
     also = ("merge_unbind_cat", "move_reshape_out_of_stack", "merge_split_stack")
-    assert_expected_inline(rewrite(NAME, program, (X,), *also).text, """\
+    assert_expected_inline(
+        rewrite(NAME, program, (X,), *also).text,
+        """\
 unflatten = unflatten(x, 2, [3, 2])
 permute = permute(unflatten, [2, 0, 1, 3])
 reshape = reshape(permute, [3, 2, 6])
 transpose = transpose(reshape, 0, 1)
 clone = clone(transpose, memory_format=torch.contiguous_format)
-return clone""")
+return clone""",
+    )
 
 
 def test_rows_along_the_split_dimension_and_behind_it() -> None:
