@@ -23,9 +23,11 @@ from optimus.patterns.horizontal.join_shared_weight_linears import JoinSharedWei
 from optimus.patterns.horizontal.mix_experts_where_they_lie import MixExpertsWhereTheyLie
 from optimus.patterns.horizontal.sum_matrix_vector_products import SumMatrixVectorProducts
 from optimus.patterns.horizontal.widen_shared_input_linears import WidenSharedInputLinears
+from optimus.patterns.kernels.decompose_skinny_gemms import DecomposeSkinnyGemms
 from optimus.patterns.kernels.fuse_cross_layer import FuseCrossLayer
 from optimus.patterns.kernels.fuse_dot_interaction import FuseDotInteraction
 from optimus.patterns.kernels.fuse_narrow_mlp import FuseNarrowMlp
+from optimus.patterns.kernels.pad_gemms import PadGemms
 from optimus.patterns.kernels.quantize_saved_activations import QuantizeSavedActivations
 from optimus.patterns.normalize.canonicalize_calls import CanonicalizeCalls
 from optimus.patterns.normalize.count_dims_from_front import CountDimsFromFront
@@ -122,7 +124,16 @@ PIPELINE: tuple[Phase, ...] = (
         ),
     ),
     Phase("kernels", (FuseDotInteraction(), FuseCrossLayer(), FuseNarrowMlp())),
-    Phase("finish", (SumMatrixVectorProducts(), CopySavedPieces(), QuantizeSavedActivations())),
+    Phase(
+        "finish",
+        (
+            SumMatrixVectorProducts(),
+            DecomposeSkinnyGemms(),
+            CopySavedPieces(),
+            PadGemms(),
+            QuantizeSavedActivations(),
+        ),
+    ),
 )
 """Phases in the order they run; a phase is repeated until it changes nothing. Users' own patterns
 stand between these: `phases()` has all."""

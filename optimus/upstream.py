@@ -43,7 +43,9 @@ TRANSLATIONS: dict[str, tuple[str, ...]] = {
     "select_cat_aten_pass": ("merge_unbind_cat",),
     "unbind_stack_aten_pass": ("cancel_unbind_stack",),
     "move_view_after_cat_aten_pass": ("move_reshape_out_of_stack",),
-    "decompose_mm_pass": ("sum_matrix_vector_products",),
+    "decompose_mm_pass": ("sum_matrix_vector_products", "decompose_skinny_gemms"),
+    "pad_aten_mm_pass": ("pad_gemms",),
+    "shape_padding_multiplier": ("pad_gemms",),
     "activation_quantization_aten_pass": ("quantize_saved_activations",),
     "batch_linear_post_grad": ("batch_linears",),
     "group_linear": ("batch_linears",),
@@ -60,11 +62,8 @@ TRANSLATIONS: dict[str, tuple[str, ...]] = {
 PRESETS_UPSTREAM = {"vertical_opt": "vertical", "horizontal_opt": "horizontal"}
 """From a preset of PyTorch's benchmark to one of Optimus; `all` is called the same in both."""
 
-_PADDING = "Inductor pads GEMMs itself, behind Optimus: inner_options={'shape_padding': True}"
 NO_COUNTERPART = {
     "batch_dropout": "one draw for many branches gives other random numbers than eager does",
-    "pad_aten_mm_pass": _PADDING,
-    "shape_padding_multiplier": _PADDING,
 }
 """Why a key of PyTorch's options is not translated."""
 

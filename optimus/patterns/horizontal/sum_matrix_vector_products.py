@@ -37,7 +37,7 @@ class SumMatrixVectorProducts(Pattern):
     family = "horizontal"
 
     def match(self, node: Node) -> Match | Miss:
-        factors = _factors(node)
+        factors = factors_of(node)
         if factors is None:
             return Miss("its factors are not two floating-point matrices or stacks of them")
         left, right, bias = factors
@@ -91,7 +91,8 @@ _FACTORS = {
 }
 
 
-def _factors(node: Node) -> tuple[Node, Node, Node | None] | None:
+def factors_of(node: Node) -> tuple[Node, Node, Node | None] | None:
+    """The two matrices, or stacks of them, that a product multiplies, and what it adds."""
     op, values = op_of(node), arguments(node)
     assert op is not None
     if values is None or values.get("beta", 1) != 1 or values.get("alpha", 1) != 1:

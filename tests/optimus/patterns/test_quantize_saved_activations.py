@@ -15,6 +15,8 @@ from optimus.backend import OptimusBackend
 from optimus.patterns.kernels.quantize_saved_activations import QuantizeSavedActivations
 from optimus.pipeline import pattern_names, select
 from optimus.testing import check_program
+from tests.optimus.capture import Captured
+from tests.optimus.counting import count
 from tests.optimus.patterns.kernels import fuse, missed
 from tests.optimus.patterns.rewriting import Program
 
@@ -123,6 +125,19 @@ def test_what_is_not_finite_passes_verification() -> None:
     x[3], x[7, 2] = torch.nan, torch.inf
     report = _compiled(nn.Sequential(nn.LayerNorm(8), *MODEL), x, storage="int8").report
     assert report.fired(NAME) == 2 and not report.graphs[0].dropped
+
+
+def test_a_compiler_saves_less() -> None:
+    model = nn.Sequential(nn.Linear(8, 128), nn.LayerNorm(128), nn.Linear(128, 4))
+
+    def program(x: Tensor) -> Tensor:
+        out: Tensor = model(x)
+        return out
+
+    captured = Captured(program, (torch.randn(64, 8),))
+    plain = count(captured.module, captured.inputs).saved_bytes
+    now = fuse(PATTERN, program, (torch.randn(64, 8),)).module
+    assert count(now, captured.inputs).saved_bytes <= plain - 64 * 128 * 4 + 64 * (128 + 4)
 
 
 def test_empty_batch() -> None:
