@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -57,9 +56,10 @@ class DecomposeSkinnyGemms(Pattern):
         if not self._is_skinny(depth, rows, columns):
             return Miss("its sizes are large enough for a GEMM")
         inputs = [factor for factor in factors if factor is not None]
-        types = [(t.dim(), t.dtype) for t in map(tensor_of, inputs) if t is not None]
-        form = _Form(op.name, out.dtype, tuple(types))
-        slower = verdict(self.gate, self.name(), *form.forms(), inputs, form)
+        tensors = [t for t in map(tensor_of, inputs) if t is not None]
+        types = [part for t in tensors for part in (t.dim(), str(t.dtype))]
+        form = _form(op.name, str(out.dtype), *types)
+        slower = verdict(self.gate, forms, (op.name, str(out.dtype), *types), inputs)
         return slower or Match((node,), values={"inputs": inputs, "form": form})
 
     def _is_skinny(self, depth: int | None, rows: int | None, columns: int | None) -> bool:
@@ -124,24 +124,30 @@ class _Form:
         out: Tensor = _call(self.name, *first)
         return out
 
-    def forms(self) -> tuple[Form, Form]:
-        """Both, with as many arguments as there are inputs: the gate traces them."""
-        ours = partial(self.build, _call)
-        return _of_arity(ours, len(self.inputs)), _of_arity(self.plain, len(self.inputs))
+
+def forms(name: str, dtype: str, *types: Any) -> tuple[Form, Form]:
+    """As sums and as it is. `types`: rank and dtype of one input after another."""
+    form = _form(name, dtype, *types)
+
+    def ours(*inputs: Tensor) -> Tensor:
+        out: Tensor = form.build(_call, *inputs)
+        return out
+
+    return ours, form.plain
+
+
+def _form(name: str, dtype: str, *types: Any) -> _Form:
+    inputs = zip(types[::2], map(_dtype, types[1::2]), strict=True)
+    return _Form(name, _dtype(dtype), tuple(inputs))
+
+
+def _dtype(text: str) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, text.removeprefix("torch."))
+    return dtype
 
 
 def _call(name: str, *args: Any, **kwargs: Any) -> Any:
     return OPS[name].target(*args, **kwargs)
-
-
-def _of_arity(form: Form, count: int) -> Form:
-    def three(left: Tensor, right: Tensor, bias: Tensor) -> Tensor:
-        return form(left, right, bias)
-
-    def two(left: Tensor, right: Tensor) -> Tensor:
-        return form(left, right)
-
-    return three if count == 3 else two
 
 
 class _Product(torch.nn.Module):

@@ -52,8 +52,8 @@ class PadGemms(Pattern):
         if isinstance(pads, Miss):
             return pads
         inputs = [values[name] for name in ("input", "weight", "bias") if values[name] is not None]
-        forms = _forms(out.dtype, *pads, len(inputs) == 3)
-        slower = verdict(self.gate, self.name(), *forms, inputs, out.dtype, *pads)
+        how = (str(out.dtype), *pads)
+        slower = verdict(self.gate, forms, how, inputs)
         if slower is not None:
             return slower
         return Match((node,), values=values | {"pads": pads, "outputs": weight.shape[0]})
@@ -100,8 +100,9 @@ class PadGemms(Pattern):
         )
 
 
-def _forms(dtype: torch.dtype, features: int, outputs: int, biased: bool) -> tuple[Form, Form]:
+def forms(dtype_name: str, features: int, outputs: int) -> tuple[Form, Form]:
     """The padded and the plain product, in the type that the result has here."""
+    dtype = getattr(torch, dtype_name.removeprefix("torch."))
 
     def ours(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         x, weight = F.pad(x.to(dtype), (0, features)), weight.to(dtype)
@@ -113,16 +114,4 @@ def _forms(dtype: torch.dtype, features: int, outputs: int, biased: bool) -> tup
         bias = None if bias is None else bias.to(dtype)
         return F.linear(x.to(dtype), weight.to(dtype), bias)
 
-    return _of_arity(ours, biased), _of_arity(plain, biased)
-
-
-def _of_arity(form: Form, biased: bool) -> Form:
-    """With no argument left out: the gate traces it."""
-
-    def three(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return form(x, weight, bias)
-
-    def two(x: Tensor, weight: Tensor) -> Tensor:
-        return form(x, weight)
-
-    return three if biased else two
+    return ours, plain
