@@ -49,6 +49,7 @@ from optimus.patterns.vertical.compose_permutes import ComposePermutes
 from optimus.patterns.vertical.copy_saved_pieces import CopySavedPieces
 from optimus.patterns.vertical.drop_unused_pieces import DropUnusedPieces
 from optimus.patterns.vertical.fold_bias_into_linear import FoldBiasIntoLinear
+from optimus.patterns.vertical.fold_consecutive_linears import FoldConsecutiveLinears
 from optimus.patterns.vertical.merge_duplicates import MergeDuplicates
 from optimus.patterns.vertical.merge_nested_cats import MergeNestedCats
 from optimus.patterns.vertical.merge_nested_splits import MergeNestedSplits
@@ -103,6 +104,7 @@ PIPELINE: tuple[Phase, ...] = (
             MoveTransposeIntoStack(),
             MergeRunsInStack(),
             FoldBiasIntoLinear(),
+            FoldConsecutiveLinears(),
             DropUnusedPieces(),
         ),
     ),
