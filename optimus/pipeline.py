@@ -27,6 +27,7 @@ from optimus.patterns.kernels.decompose_skinny_gemms import DecomposeSkinnyGemms
 from optimus.patterns.kernels.fuse_cross_layer import FuseCrossLayer
 from optimus.patterns.kernels.fuse_dot_interaction import FuseDotInteraction
 from optimus.patterns.kernels.fuse_narrow_mlp import FuseNarrowMlp
+from optimus.patterns.kernels.group_linears import GroupLinears
 from optimus.patterns.kernels.pad_gemms import PadGemms
 from optimus.patterns.kernels.quantize_saved_activations import QuantizeSavedActivations
 from optimus.patterns.normalize.canonicalize_calls import CanonicalizeCalls
@@ -113,6 +114,7 @@ PIPELINE: tuple[Phase, ...] = (
         (
             WidenSharedInputLinears(),
             JoinSharedWeightLinears(),
+            GroupLinears(),
             BatchLinears(),
             BatchMatmuls(),
             BatchLayerNorms(),

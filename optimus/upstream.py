@@ -48,7 +48,7 @@ TRANSLATIONS: dict[str, tuple[str, ...]] = {
     "shape_padding_multiplier": ("pad_gemms",),
     "activation_quantization_aten_pass": ("quantize_saved_activations",),
     "batch_linear_post_grad": ("batch_linears",),
-    "group_linear": ("batch_linears",),
+    "group_linear": ("batch_linears", "group_linears"),
     "batch_aten_tanh": _POINTWISE,
     "batch_aten_sigmoid": _POINTWISE,
     "batch_aten_relu": _POINTWISE,

@@ -17,6 +17,8 @@ from torch.utils import _pytree as pytree
 
 aten = torch.ops.aten
 GEMMS: set[Any] = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
+GROUPED = {"kernels::grouped_linear": 1, "kernels::grouped_linear_backward": 2}
+"""Launches of the operators that multiply many matrices of unequal shapes."""
 COPIES: set[Any] = {aten.cat.default, aten.clone.default}
 
 
@@ -71,7 +73,9 @@ def count(module: GraphModule, inputs: Sequence[Any]) -> Counts:
 
 
 def _num_gemms(module: GraphModule) -> int:
-    return sum(node.target in GEMMS for node in module.graph.nodes)
+    targets = [node.target for node in module.graph.nodes]
+    grouped = sum(GROUPED.get(t._schema.name, 0) for t in targets if hasattr(t, "_schema"))
+    return sum(target in GEMMS for target in targets) + grouped
 
 
 _VIEWS: set[Any] = {
