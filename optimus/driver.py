@@ -29,7 +29,7 @@ from optimus.pattern import (
     SweepPattern,
 )
 from optimus.records import OWN, REFUSED, PatternReport
-from optimus.values import fake_mode_of
+from optimus.values import fake_mode_of, is_transformed
 
 log = logging.getLogger(__name__)
 
@@ -67,14 +67,15 @@ def rewrite(
 ) -> list[PatternReport]:
     """Run `phases` over `module.graph` in place; the module is recompiled.
 
-    The graph needs fake values (`node.meta["example_value"]`), as Dynamo leaves them. A pattern
+    The graph needs fake values (`node.meta["example_value"]`), as Dynamo leaves them; one that runs
+    torch.func's transforms inside stays as it is. A pattern
     that raises is left out from there on and its record says so; `strict` lets it raise. Raises
     Refused when what the graph returns cannot be kept as it was, and Endless when the graph grows
     without end; the graph is then of no use.
     """
     graph = module.graph
     mode = fake_mode_of(graph)
-    if mode is None:
+    if mode is None or is_transformed(graph):
         return []
     contract = OutputContract(graph)
     first = functionalize(graph, mode)
@@ -91,6 +92,7 @@ def rewrite(
             run.phase(phase)
         if editor.edits == before:
             break
+    contract.enforce(editor)  # first: a copy of an input can be given what the input cannot
     gradients.enforce(editor)
     contract.enforce(editor)
     graph.lint()

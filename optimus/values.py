@@ -29,6 +29,26 @@ def fake_mode_of(graph: Graph) -> FakeTensorMode | None:
     return None
 
 
+def is_transformed(graph: Graph) -> bool:
+    """Whether part of the graph runs under a transform of torch.func (vmap, grad, ...).
+
+    Values there are wrappers that mean nothing outside of it, neither their shape nor their memory.
+    """
+    return any(_is_wrapped(value_of(node)) for node in graph.nodes)
+
+
+def _is_wrapped(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return any(map(_is_wrapped, value))
+    return isinstance(value, torch.Tensor) and _is_functorch_wrapped(value)
+
+
+def _is_functorch_wrapped(tensor: torch.Tensor) -> bool:
+    functorch = getattr(torch._C, "_functorch", None)  # a private name
+    ask = getattr(functorch, "is_functorch_wrapped_tensor", None)
+    return ask is not None and bool(ask(tensor))
+
+
 def evaluate(
     mode: FakeTensorMode,
     context: Context,
@@ -66,18 +86,27 @@ def requires_grad(value: Any) -> bool:
 
 
 def same_type(one: Any, other: Any) -> bool:
-    """Whether two values have equal shape, dtype, device and requires_grad (nested: each part)."""
+    """Whether two values have equal shape, dtype, device and requires_grad (nested: each part).
+
+    A conjugate, or what is negated, that is only marked so is of another type: views of its bits
+    refuse it.
+    """
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return (
             one.dtype == other.dtype
             and one.device == other.device
             and one.layout == other.layout
             and one.requires_grad == other.requires_grad
+            and _same_bits(one, other)
             and same_sizes(one.shape, other.shape)
         )
     if isinstance(one, tuple | list) and isinstance(other, tuple | list):
         return len(one) == len(other) and all(map(same_type, one, other))
     return type(one) is type(other) and same_size(one, other)
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.is_conj() == other.is_conj() and one.is_neg() == other.is_neg()
 
 
 def same_strides(one: Any, other: Any) -> bool:

@@ -23,7 +23,7 @@ from optimus.merging import has_plain_parameters
 from optimus.ops import arguments, op_of
 from optimus.pattern import Example, GroupPattern, Miss
 from optimus.pieces import concat, split
-from optimus.stacking import path_of, rank_of
+from optimus.stacking import Path, path_of, rank_of
 
 
 @dataclass(frozen=True)
@@ -91,9 +91,13 @@ def _parameters(node: Node) -> Hashable:
 def _joined(edit: Editor, weights: Sequence[Node]) -> Node:
     """Weights one above the other. Transposed ones are joined as they are stored."""
     paths = [path_of(weight) for weight in weights]
-    if all([step.args for step in path.steps] == [(1, 2)] for path in paths):
+    if all(path.views == paths[0].views for path in paths) and _is_transposed(paths[0]):
         return edit.call("transpose", concat(edit, [path.root for path in paths], 1), 0, 1)
     return concat(edit, weights, 0)
+
+
+def _is_transposed(path: Path) -> bool:
+    return [(step.name, step.args) for step in path.steps] == [("transpose", (1, 2))]
 
 
 def _joined_bias(

@@ -22,9 +22,10 @@ import kernels.cross_layer  # noqa: F401 (defines the operator)
 from optimus.editor import Editor
 from optimus.kernel_gate import Form, verdict
 from optimus.legality import tensor_of
+from optimus.merging import has_plain_parameters
 from optimus.ops import arguments, op_of
 from optimus.pattern import Example, Match, Miss, Pattern
-from optimus.values import same_sizes
+from optimus.values import same_size, same_sizes
 
 
 @dataclass(frozen=True)
@@ -91,12 +92,14 @@ def _projection(z: Node) -> tuple[list[Node], Node, Node, Node | None] | None:
     if op is None or len(z.users) > 1:
         return None
     if op.name == "linear":
-        parts = arguments(z)
+        parts = arguments(z) if has_plain_parameters(z) else None
         return None if parts is None else ([z], parts["input"], parts["weight"], parts["bias"])
     for linear, bias in _operands(z):
         parts = arguments(linear) if op_of(linear) is _LINEAR and len(linear.users) == 1 else None
-        row = tensor_of(bias)
-        if parts is not None and parts["bias"] is None and row is not None and row.dim() == 1:
+        row, weight = tensor_of(bias), tensor_of((parts or {}).get("weight"))
+        if parts is None or parts["bias"] is not None or row is None or weight is None:
+            continue
+        if row.dim() == 1 and same_size(row.shape[0], weight.shape[0]):
             return [z, linear], parts["input"], parts["weight"], bias
     return None
 

@@ -27,6 +27,7 @@ from kernels.fused_mlp.sizes import fits
 from optimus.editor import Editor
 from optimus.kernel_gate import Form, verdict
 from optimus.legality import tensor_of
+from optimus.merging import has_plain_parameters
 from optimus.ops import arguments, op_of
 from optimus.pattern import Example, Match, Miss, Pattern
 
@@ -117,7 +118,7 @@ def _input(node: Node) -> Node | None:
 def _is_layer(node: Node) -> bool:
     """Whether it is a linear on a matrix."""
     op, values = op_of(node), arguments(node)
-    if op is None or op.name != "linear" or values is None:
+    if op is None or op.name != "linear" or values is None or not has_plain_parameters(node):
         return False
     tensors = [tensor_of(values[name]) for name in ("input", "weight")]
     return all(t is not None and t.dim() == 2 for t in tensors)
