@@ -324,11 +324,11 @@ def attention(m, x):
 
 @graphs(
     (4, 6),
-    modules=lambda: {"w": nn.ParameterList(torch.randn(2, 2) for _ in range(300))},
+    modules=lambda: {"w": nn.ParameterList(torch.randn(2, 2) for _ in range(60))},
     modes="train",
 )
-def hundreds_of_branches(m, x):
-    parts = x.split(2, 1) * 100
+def many_branches(m, x):
+    parts = x.split(2, 1) * 20
     return sum((torch.tanh(p @ w) for p, w in zip(parts, m.w, strict=True)), torch.zeros(()))
 
 
