@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from tests.optimus.adversarial import contexts, layers, layouts, numbers
+from optimus.testing import check_program
+from tests.optimus.adversarial import chains, contexts, layers, layouts, numbers
 from tests.optimus.adversarial.graphs import Case, check
 
-EVERY = [p for file in (layouts, numbers, layers, contexts) for p in file.graphs.params()]
+EVERY = [p for file in (layouts, numbers, layers, contexts, chains) for p in file.graphs.params()]
 
 
 @pytest.mark.parametrize(("case", "mode"), EVERY)
@@ -18,3 +20,15 @@ def test_graph(case: Case, mode: str) -> None:
 def test_names_differ() -> None:
     names = [p.id for p in EVERY]
     assert len(set(names)) == len(names)
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="fold_consecutive_linears: an infinite row comes out infinite, in eager mode as NaN",
+)
+def test_infinity_through_a_chain_of_linears() -> None:
+    x = torch.randn(64, 4)
+    x[3, 1] = float("inf")
+    chain = torch.nn.Sequential(torch.nn.Linear(4, 12), torch.nn.Linear(12, 4))
+    check_program(chain, (x,), "all", inner="eager")
