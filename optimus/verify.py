@@ -7,7 +7,8 @@ dtypes, shapes, strides, requires_grad, shared memory and what is written to inp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import hypot
 from typing import Any
@@ -120,7 +121,8 @@ def trace(module: GraphModule, inputs: Sequence[Any], widen: bool = False, seed:
     copies = _copy_inputs(inputs, widen)
     devices = [x.device for x in copies if isinstance(x, torch.Tensor) and x.is_cuda]
     result = Trace()
-    with torch.random.fork_rng(devices=[d.index for d in dict.fromkeys(devices)]):
+    rng = torch.random.fork_rng(devices=[d.index for d in dict.fromkeys(devices)])
+    with rng, _modes_restored():
         torch.manual_seed(0)
         outputs = pytree.tree_leaves(module(*copies))
         result.facts["random state"] = _random_state(dict.fromkeys(devices))
@@ -134,6 +136,29 @@ def trace(module: GraphModule, inputs: Sequence[Any], widen: bool = False, seed:
             result.values[f"input {i}"] = copy.detach()
             result.values[f"gradient of input {i}"] = copy.grad if copy.is_leaf else None
     return result
+
+
+@contextmanager
+def _modes_restored() -> Iterator[None]:
+    """A graph that fails midway leaves the autocast regions and the grad mode that it entered."""
+    grad, cache = torch.is_grad_enabled(), torch.is_autocast_cache_enabled()
+    casts = {d: (torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in _DEVICES}
+    depth = torch.autocast_increment_nesting()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        while torch.autocast_decrement_nesting() >= depth:  # type: ignore[no-untyped-call]
+            pass
+        torch.set_grad_enabled(grad)
+        torch.set_autocast_cache_enabled(cache)
+        for device, (enabled, dtype) in casts.items():
+            torch.set_autocast_enabled(device, enabled)
+            torch.set_autocast_dtype(device, dtype)
+        if depth == 1:
+            torch.clear_autocast_cache()
+
+
+_DEVICES = ("cpu", "cuda")
 
 
 def _random_state(devices: Iterable[torch.device]) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -9,12 +10,13 @@ import pytest
 import torch
 from torch.fx import GraphModule, Node, symbolic_trace
 
-from optimus.backend import OptimusBackend
+from optimus.backend import OptimusBackend, copy_graph_module
 from optimus.driver import Phase
 from optimus.editor import Editor
 from optimus.pattern import Match, Miss, Pattern
 from optimus.pipeline import Selection
 from optimus.verify import CannotVerify, Gap, Verifier, guilty, pool
+from tests.optimus.capture import Captured
 
 
 def _graph(function: Callable[..., object]) -> GraphModule:
@@ -175,3 +177,22 @@ def test_the_backend_leaves_out_a_wrong_pattern_and_goes_on_with_the_rest() -> N
     assert list(graph.dropped) == ["relu_to_sigmoid"]
     assert graph.verified == "verified"
     assert "relu_to_sigmoid is left out" in backend.report.table()
+
+
+def test_a_graph_that_fails_midway_leaves_no_autocast_on() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return x @ x
+
+    captured = Captured(program, (torch.randn(3, 3),))
+    broken = copy_graph_module(captured.module)
+    product = next(n for n in broken.graph.nodes if n.target is operator.matmul)
+    product.target = operator.getitem
+    broken.recompile()
+    verifier = Verifier(captured.module, captured.inputs)
+    with torch.no_grad():
+        assert "fails" in str(verifier.difference(broken))
+        assert not torch.is_grad_enabled()
+    assert not torch.is_autocast_enabled("cpu")
+    assert torch.autocast_increment_nesting() == 1
+    assert torch.autocast_decrement_nesting() == 0
