@@ -175,7 +175,7 @@ def _difference(
         return None if torch.equal(expected.isnan(), actual.isnan()) else "has NaN elsewhere"
     if exact is None or not expected.is_floating_point():
         return f"differs by {_largest(expected.double() - actual.double()):.3g}"
-    if not torch.equal(expected.isfinite(), actual.isfinite()):
+    if not torch.equal(special(expected), special(actual)):
         return "has NaN or infinities elsewhere"
     return _excess(expected, actual, exact, slack)
 
@@ -194,6 +194,11 @@ def _excess(
     if error <= TOLERANCE * own + units:
         return None
     return f"is off by {error:.3g}, eager by {own:.3g} (largest element {size:.3g})"
+
+
+def special(value: torch.Tensor) -> torch.Tensor:
+    """Where a tensor is infinite, of which sign, and where it is NaN; the same shape, finite."""
+    return torch.where(value.isfinite(), 0.0, value.sign()).nan_to_num(nan=2.0)
 
 
 def _finite(value: torch.Tensor) -> torch.Tensor:

@@ -80,6 +80,9 @@ class Rewrite(ABC):
     """Names of patterns that make what it looks for, where that is not plain PyTorch. Where one of
     them is not selected and this one never fires, the report says so."""
 
+    in_presets: ClassVar[bool] = True
+    """Whether presets select it; where not, it has to be named (and its text says why)."""
+
     @classmethod
     def name(cls) -> str:
         """The one name: that of the pattern's file."""

@@ -301,8 +301,8 @@ def _expand(word: str) -> tuple[str, ...]:
         return ()
     if word in PRESETS:
         families = _FAMILIES[word]
-        exact = {n: p for n, p in everything.items() if not p.gradient_error()}
-        return tuple(n for n, p in exact.items() if p.family in families)
+        exact = [p for p in everything.values() if p.in_presets and not p.gradient_error()]
+        return tuple(p.name() for p in exact if p.family in families)
     valid = (*PRESETS, *everything, *PRESETS_UPSTREAM, *TRANSLATIONS, *NO_COUNTERPART)
     return named(nearest("pattern or preset", word, valid))
 

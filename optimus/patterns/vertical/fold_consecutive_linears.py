@@ -4,7 +4,8 @@ Before: `linear(linear(x, A, a), B, b)`
 After:  `linear(x, B @ A, linear(a, B, b))`
 
 Gains: a GEMM over all rows and its gradients less, for one over the weights. Costs: rounding in
-another order; an infinity in the input may come out as one where it came out as NaN.
+another order; an infinity in the input may come out as one where it came out as NaN, and so no
+preset selects it.
 Needs: an inner result that nothing else reads, wide enough that the product of the weights is
 cheaper in operations, backward included, for the rows at hand; float32 or float64 throughout (under
 autocast the product of the weights would be rounded to the half type).
@@ -37,6 +38,7 @@ class FoldConsecutiveLinears(Pattern):
 
     anchors = ("linear",)
     family = "vertical"
+    in_presets = False
 
     def match(self, node: Node) -> Match | Miss:
         outer = arguments(node) or {}

@@ -22,11 +22,6 @@ def test_names_differ() -> None:
     assert len(set(names)) == len(names)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="fold_consecutive_linears: an infinite row comes out infinite, in eager mode as NaN",
-)
 def test_infinity_through_a_chain_of_linears() -> None:
     x = torch.randn(64, 4)
     x[3, 1] = float("inf")
