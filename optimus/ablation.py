@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 
-from optimus.pipeline import PRESETS, pattern_names
+from optimus.pipeline import PRESETS, pattern_names, select
 
 KINDS = ("leave_one_out", "one_at_a_time")
 _WITHOUT = "without_"
@@ -32,7 +32,9 @@ def cases(kind: str) -> tuple[Case, ...]:
         raise ValueError(f"unknown ablation {kind!r}; valid: {', '.join(KINDS)}")
     none, everything = Case("none", "none"), Case("all", "all")
     if kind == "leave_one_out":
-        without = (Case(_WITHOUT + name, "all", (name,)) for name in pattern_names())
+        chosen = select("all").names
+        names = [name for name in pattern_names() if name in chosen]
+        without = (Case(_WITHOUT + name, "all", (name,)) for name in names)
         return (none, everything, *without)
     return (none, *(Case(_ONLY + name, name) for name in pattern_names()), everything)
 

@@ -231,6 +231,7 @@ class OutputContract:
             position: _Promise(value_of(nodes[position]), partners, is_fresh(nodes[position]))
             for position, partners in self._partners(graph).items()
         }
+        self._restored: set[Node] = set()
 
     def pinned(self, graph: Graph) -> frozenset[int]:
         """Storages that can be neither copied nor become part of a larger one: several outputs
@@ -243,7 +244,8 @@ class OutputContract:
         return storages_of([*shared, *(v for v in strided if not _can_be_restored(v))])
 
     def enforce(self, editor: Editor) -> None:
-        """Restore strides and memory of the outputs where a rewrite has changed them.
+        """Restore strides and memory of the outputs where a rewrite has changed them; what is as it
+        was, by an earlier call also, stays.
 
         Raises Refused when an output cannot be what it was.
         """
@@ -254,10 +256,12 @@ class OutputContract:
             node, now = nodes[position], partners[position] - restored.keys()
             if not same_type(promise.value, value_of(node)):
                 raise Refused(f"output {position} would change its type")
-            same = same_strides(promise.value, value_of(node)) and promise.fresh <= is_fresh(node)
+            fresh = is_fresh(node) or node in self._restored  # a view of a copy that was made here
+            same = same_strides(promise.value, value_of(node)) and promise.fresh <= fresh
             if not promise.partners and (now or not same):
                 with graph.inserting_before(node.next):
                     restored[position] = restride(editor, node, promise.value, place=node)
+                    self._restored.add(restored[position])
         for position, promise in self._promises.items():
             if promise.partners and (
                 partners[position] - restored.keys() != promise.partners
