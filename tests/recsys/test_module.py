@@ -284,8 +284,8 @@ from tests.recsys.tiny import TinyData, every_step, make_module, make_trainer
 
 class Fill(Callback):
     def on_train_batch_start(self, trainer, *args):
-        if trainer.global_step == 4:  # from here on no file may grow beyond 2 kB
-            resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+        if trainer.global_step == 4:  # from here on no file may grow beyond 20 kB
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 
 folder = Path(sys.argv[1])
 last = every_step(
