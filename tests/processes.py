@@ -21,10 +21,15 @@ from typing import IO
 ROOT = Path(__file__).parents[1]
 
 
+# What a test leaves in its own process is no matter of others: a trainer with a process group names
+# its rank there, and a program that inherits the name waits for ranks that nobody starts.
+_OWN = {"TRITON_INTERPRET", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "RANK", "WORLD_SIZE"}
+
+
 def environment(**extra: str) -> dict[str, str]:
     """The tests' own, with a port for ranks to meet at and one thread a process: threads that wait
     for each other are slow where tests share the cores."""
-    inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    inherited = {name: value for name, value in os.environ.items() if name not in _OWN}
     own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MASTER_PORT": str(_free_port())}
     return inherited | own | extra
 
