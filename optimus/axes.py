@@ -25,7 +25,7 @@ def order_of(node: Node) -> Order | None:
         return None
     values = arguments(node)
     source = tensor_of(values["input"]) if values is not None else None
-    if values is None or source is None:
+    if values is None or source is None or not source.dim():  # a scalar has dimensions 0 and -1
         return None
     return _READ[op.name](values, source.dim())
 

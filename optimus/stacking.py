@@ -90,6 +90,8 @@ def _view(node: Node) -> Step | None:
     if op is None or values is None or op.name not in _WITH_DIMENSION or not is_view(node):
         return None
     source = values["input"]
+    if not rank_of(source):  # a scalar has dimensions 0 and -1, which count none
+        return None
     try:
         call = _WITH_DIMENSION[op.name](values, rank_of(source))
         return Step(call[0], call[1:], node, source, freeze(call[1:])) if call else None

@@ -105,6 +105,8 @@ def _mixture(node: Node) -> _Mixture | None:
     """What a sum of a product sums, if that is the members of a stack with a weight for each."""
     dim, product = _single((arguments(node) or {})["dim"]), input_of(node)
     assert dim is not None
+    if not rank_of(product):
+        return None
     at = dim % rank_of(product) - rank_of(product)
     for stack, gate in permutations(_factors(product)):
         weights = tensor_of(gate)

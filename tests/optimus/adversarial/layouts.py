@@ -355,3 +355,16 @@ def unfold_and_windows(m, x):
 def strided_input_with_offset(m, x):
     a, b, c = x.unbind(2)
     return torch.stack([a, b, c], 2), torch.cat([a, b, c], 1), [p.tanh() for p in x.unbind(2)]
+
+
+@graphs((4, 6), modes="train")
+def dimensions_of_scalars(m, x):
+    sums = [column.sum() for column in x.unbind(1)]
+    moved = [s.movedim(0, -1).transpose(0, -1).swapaxes(-1, 0).t().permute(()) for s in sums]
+    reduced = [s.sum(0) + s.mean(-1) + s.amax(0) + s.softmax(-1) + s.squeeze(-1) for s in moved]
+    return torch.stack([F.normalize(s, dim=0) * s.flatten().sum() for s in reduced])
+
+
+@graphs((4, 6), modes="train")
+def product_of_scalars_summed(m, x):
+    return torch.stack([(column.sum() * column.mean()).sum(0) for column in x.unbind(1)])
