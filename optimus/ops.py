@@ -33,6 +33,12 @@ def op_of(node: Node) -> Op | None:
     return spelling.op if spelling is not None else None
 
 
+def name_of(node: Node) -> str:
+    """The name of the operation that `node` calls; empty for what is not listed."""
+    op = op_of(node)
+    return op.name if op is not None else ""
+
+
 def arguments(node: Node) -> dict[str, Any] | None:
     """All of the call's arguments by canonical name, defaults filled in.
 

@@ -9,7 +9,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.fx import Node
 
 from optimus.legality import Legality, storages_of, value_of
-from optimus.ops import op_of
+from optimus.ops import name_of
 from optimus.values import Unknown, evaluate, fake_mode_of, requires_grad
 
 
@@ -23,7 +23,7 @@ def is_saved(node: Node, legality: Legality, ignoring: tuple[str, ...] = ()) -> 
         for user in pending.pop().users:
             if memory & storages_of(value_of(user)):
                 pending.append(user)
-            elif _name(user) not in ignoring and memory & storages_of(kept_by(user, legality)[0]):
+            elif name_of(user) not in ignoring and memory & storages_of(kept_by(user, legality)[0]):
                 return True
     return False
 
@@ -54,8 +54,3 @@ def kept_by(node: Node, legality: Legality) -> tuple[list[Any], Any]:
     except Unknown:  # then it is left as it is
         return [], None
     return kept, value
-
-
-def _name(node: Node) -> str:
-    op = op_of(node)
-    return op.name if op is not None else ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +22,7 @@ from optimus.pattern import Rewrite
 from optimus.pipeline import PIPELINE, patterns_by_name, phases, select
 from optimus.registry import Place, placed
 from optimus.testing import check_pattern
+from tests import processes
 from tests.optimus.test_lookup import Lit
 from tests.optimus.user_patterns import (
     Broken,
@@ -248,9 +248,7 @@ def test_entry_points(tmp_path: Path) -> None:
         "assert 'cancel_double_negation' in names\n"
         "assert names.index('cancel_them') + 1 == names.index('batch_linears')\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = processes.run([sys.executable, "-c", program])
     assert done.returncode == 0, done.stderr
     assert "entry point theirs:nothing_there is left out" in done.stderr
 
@@ -258,15 +256,7 @@ def test_entry_points(tmp_path: Path) -> None:
 def with_files(files: str) -> subprocess.CompletedProcess[str]:
     """The names of all patterns, printed by a process that has `files` in its environment."""
     program = "import optimus; print(*optimus.pattern_names())"
-    return subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "OPTIMUS_PATTERNS": files},
-    )
+    return processes.run([sys.executable, "-c", program], OPTIMUS_PATTERNS=files)
 
 
 def test_files_that_the_environment_names(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from optimus.affine import HALF
 from optimus.editor import Editor
 from optimus.legality import tensor_of
 from optimus.merging import call_again, input_of
-from optimus.ops import arguments, op_of
+from optimus.ops import arguments, name_of
 from optimus.pattern import Example, GroupPattern, Miss
 from optimus.stacking import Track, plan_stack, rank_of
 from optimus.values import static_size
@@ -39,7 +39,7 @@ class MixExpertsWhereTheyLie(GroupPattern):
     def key(self, node: Node) -> Hashable | Miss:
         values = arguments(node) or {}
         mixed: Node = values["input"]
-        if not _is(mixed, "mul") or len(mixed.users) != 1:
+        if name_of(mixed) != "mul" or len(mixed.users) != 1:
             return Miss("its input is no product, or one that is used elsewhere, too")
         if _single(values["dim"]) is None or values["dtype"] is not None:
             return Miss("sums over several dimensions, or in a type of its own")
@@ -69,10 +69,6 @@ class MixExpertsWhereTheyLie(GroupPattern):
             Example("shared and own experts", lambda: (_Mix(2), (x, gates)), fires=1),
             Example("own experts", lambda: (_Mix(0), (x, gates)), fires=0),
         )
-
-
-def _is(node: object, name: str) -> bool:
-    return isinstance(node, Node) and (op := op_of(node)) is not None and op.name == name
 
 
 def _single(dims: Any) -> int | None:
@@ -110,7 +106,7 @@ def _mixture(node: Node) -> _Mixture | None:
     at = dim % rank_of(product) - rank_of(product)
     for stack, gate in permutations(_factors(product)):
         weights = tensor_of(gate)
-        if weights is None or not _is(stack, "stack") or len(stack.users) != 1:
+        if weights is None or name_of(stack) != "stack" or len(stack.users) != 1:
             continue
         values, rank = arguments(stack) or {}, rank_of(stack)
         has_weights = weights.dim() >= -at and static_size(weights, at) == len(values["tensors"])

@@ -12,16 +12,15 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.fx import Node
 
 from optimus.editor import Editor, Refused
 from optimus.legality import value_of
-from optimus.ops import arguments, op_of
+from optimus.ops import arguments, name_of, op_of
 from optimus.pattern import Example, Match, Miss, Pattern
-from optimus.pieces import split
+from optimus.pieces import parting_of, split
 from optimus.saving import is_saved
 from optimus.values import requires_grad
 
@@ -38,13 +37,13 @@ class CopySavedPieces(Pattern):
 
     def match(self, node: Node) -> Match | Miss:
         values = arguments(node) or {}
-        sizes = values["split_size_or_sections"]
-        if not _is_widened(values["tensor"]) or not _are_known(sizes):
+        parting = parting_of(node)
+        if not _is_widened(values["tensor"]) or parting is None:
             return Miss("no result of linears that were put together")
         pieces = tuple(user for user in node.users if user.target is operator.getitem)
         if not requires_grad(value_of(values["tensor"])) or len(pieces) < 2:
             return Miss("nothing of it is saved")
-        return Match((node, *pieces), values={"pieces": pieces, "sizes": sizes})
+        return Match((node, *pieces), values={"pieces": pieces, "sizes": parting.sizes})
 
     def rewrite(self, match: Match, edit: Editor) -> None:
         sizes, pieces = match["sizes"], match["pieces"]
@@ -68,18 +67,13 @@ class CopySavedPieces(Pattern):
         )
 
 
-def _are_known(sizes: Any) -> bool:
-    return isinstance(sizes, list | tuple) and all(isinstance(size, int) for size in sizes)
-
-
 def _is_widened(node: Node) -> bool:
-    op = op_of(node)
-    if op is None or op.name != "linear":
+    if name_of(node) != "linear":
         return False
     weight = (arguments(node) or {})["weight"]
     while (op := op_of(weight)) is not None and op.kind == "view":
         weight = weight.all_input_nodes[0]
-    return op is not None and op.name in _JOINS
+    return name_of(weight) in _JOINS
 
 
 class _Wide(torch.nn.Module):

@@ -17,7 +17,7 @@ from torch.fx import Node
 
 from optimus.axes import order_of, swapped
 from optimus.editor import Editor
-from optimus.ops import arguments, op_of
+from optimus.ops import arguments, name_of
 from optimus.pattern import Example, Match, Miss, Pattern
 from optimus.stacking import rank_of
 
@@ -39,8 +39,10 @@ class MoveTransposeIntoStack(Pattern):
                 continue
             order = swapped(rank, at, other)
             moved = tuple(user for user in node.users if order_of(user) == order)
-            rest = [_name(user) for user in node.users if user not in moved]
-            feeds_linear = any(_name(reader) == "linear" for user in moved for reader in user.users)
+            rest = [name_of(user) for user in node.users if user not in moved]
+            feeds_linear = any(
+                name_of(reader) == "linear" for user in moved for reader in user.users
+            )
             if feeds_linear and all(name in _READ_EITHER_WAY for name in rest):
                 return Match((node, *moved), values={"at": at, "other": other})
         return Miss("no linear reads it transposed, or something else reads it as it is")
@@ -60,11 +62,6 @@ class MoveTransposeIntoStack(Pattern):
             Example("dots and a linear", lambda: (_Dots(), (x,)), fires=1),
             Example("read as it is", lambda: (_Dots(norm=True), (x,)), fires=0),
         )
-
-
-def _name(node: Node) -> str:
-    op = op_of(node)
-    return "" if op is None else op.name
 
 
 class _Dots(torch.nn.Module):

@@ -18,9 +18,9 @@ from torch.fx import Node
 
 from optimus.editor import Editor
 from optimus.legality import tensor_of
-from optimus.ops import arguments, op_of
+from optimus.ops import arguments, name_of
 from optimus.pattern import Example, Match, Miss, Pattern
-from optimus.pieces import split
+from optimus.pieces import parting_of, split
 from optimus.stacking import rank_of
 from optimus.values import static_size
 
@@ -39,7 +39,7 @@ class SplitBeforeUnbind(Pattern):
         splits = [split for row in node.users for split in row.users]
         if value is None or len(node.users) < 2 or len(node.users) != static_size(value, at):
             return Miss("not all rows are read")
-        if len(splits) != len(node.users) or not all(map(_is_split, splits)):
+        if len(splits) != len(node.users) or any(name_of(user) != "split" for user in splits):
             return Miss("rows are read otherwise than by one split each")
         cuts = {_cut(split) for split in splits}
         if len(cuts) > 1 or None in cuts:
@@ -66,18 +66,10 @@ class SplitBeforeUnbind(Pattern):
         )
 
 
-def _is_split(node: Node) -> bool:
-    op = op_of(node)
-    return op is not None and op.name == "split"
-
-
 def _cut(node: Node) -> tuple[tuple[int, ...], int] | None:
-    """Sizes and dimension of a split; None where a size is dynamic or there is one for all."""
-    values = arguments(node) or {}
-    sizes = values["split_size_or_sections"]
-    if isinstance(sizes, int) or not all(isinstance(size, int) for size in sizes):
-        return None
-    return tuple(sizes), values["dim"] % rank_of(values["tensor"])
+    """Sizes and dimension of a split; None where a size is dynamic."""
+    parting = parting_of(node)
+    return (tuple(parting.sizes), parting.dim) if parting is not None else None
 
 
 class _Mixing(torch.nn.Module):
