@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 
 from kernels.launch import dot_precision
-from kernels.tiles import operand, sum_type
-from kernels.tuning import tile
+from kernels.tiles import operand, sum_type, wide
+from kernels.tuning import Tile, tile
 
 TILES = (
     tile(BLOCK_M=128, BLOCK_N=128, BLOCK_K=64, num_warps=8, num_stages=3),
@@ -28,6 +28,12 @@ TILES = (
 def number_types(dtype: torch.dtype) -> dict[str, Any]:
     """The constants of a kernel that say how products over `dtype` are taken and summed."""
     return {"PRECISION": dot_precision(dtype), "SUM": sum_type(dtype)}
+
+
+def num_tiles(rows: int, columns: int, choice: Tile) -> int:
+    """How many tiles of `choice` cover a result (rows, columns), a program each."""
+    sizes = choice.sizes
+    return triton.cdiv(rows, sizes["BLOCK_M"]) * triton.cdiv(columns, sizes["BLOCK_N"])
 
 
 @triton.jit
@@ -77,3 +83,10 @@ def multiply(
         a_tile += BLOCK_K * stride_ak
         b_tile += BLOCK_K * stride_bk
     return total
+
+
+@triton.jit
+def add_bias(total, bias_ptr, columns, num_columns):
+    """`total`, a tile of sums, with the bias (N,) of its columns, added before any rounding."""
+    bias = tl.load(bias_ptr + columns, mask=columns < num_columns, other=0.0)
+    return total + wide(bias)[None, :]

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.launch import on_device
-from kernels.matmul import TILES, multiply, number_types, place_of
+from kernels.matmul import TILES, add_bias, multiply, num_tiles, number_types, place_of
 from kernels.tiles import narrow, wide
 from kernels.tuning import Tile, choose
 
@@ -64,8 +64,8 @@ def backward(
     def run(choice: Tile) -> None:
         nonlocal partial
         if bias is not None:
-            num_tiles = triton.cdiv(len(grad), choice.sizes["BLOCK_M"])
-            partial = torch.empty(num_tiles, grad.shape[1], dtype=wide_type, device=grad.device)
+            tiles_m = triton.cdiv(len(grad), choice.sizes["BLOCK_M"])
+            partial = torch.empty(tiles_m, grad.shape[1], dtype=wide_type, device=grad.device)
         cross_layer_bwd_kernel[_grid(grad, choice)](
             grad,
             x0,
@@ -92,11 +92,7 @@ def backward(
 
 
 def _grid(out: Tensor, choice: Tile) -> tuple[int]:
-    rows, columns = out.shape
-    tiles = triton.cdiv(rows, choice.sizes["BLOCK_M"]) * triton.cdiv(
-        columns, choice.sizes["BLOCK_N"]
-    )
-    return (tiles,)
+    return (num_tiles(out.shape[0], out.shape[1], choice),)
 
 
 def _choose_and_run(op: str, out: Tensor, y: Tensor, run: Callable[[Tile], None]) -> None:
@@ -148,8 +144,7 @@ def cross_layer_fwd_kernel(
         BLOCK_K,
     )
     if HAS_BIAS:
-        bias = tl.load(bias_ptr + columns, mask=columns < num_columns, other=0.0)
-        z += wide(bias)[None, :]
+        z = add_bias(z, bias_ptr, columns, num_columns)
     inside = (rows[:, None] < num_rows) & (columns[None, :] < num_columns)
     wide_columns = columns.to(tl.int64)[None, :]
     x0 = tl.load(x0_ptr + rows[:, None] * stride_x0_m + wide_columns * stride_x0_n, mask=inside)
@@ -215,8 +210,7 @@ def cross_layer_bwd_kernel(
     )
     projected = wide(grad) * wide(x0)
     if HAS_BIAS:
-        bias = tl.load(bias_ptr + columns, mask=columns < num_columns, other=0.0)
-        z += wide(bias)[None, :]
+        z = add_bias(z, bias_ptr, columns, num_columns)
         tl.store(
             partial_ptr + tile_m.to(tl.int64) * num_columns + columns,
             tl.sum(projected, 0),

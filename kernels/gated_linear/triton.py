@@ -16,8 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.launch import on_device
-from kernels.matmul import number_types, place_of
-from kernels.tiles import activate, narrow, operand, wide
+from kernels.matmul import add_bias, num_tiles, number_types, place_of
+from kernels.tiles import activate, narrow, operand
 from kernels.tuning import Tile, choose, tile
 
 TILES = (
@@ -44,9 +44,7 @@ def forward(
     opened, value = (torch.empty_like(out) if save else x.new_empty(0) for _ in range(2))
 
     def run(choice: Tile) -> None:
-        sizes = choice.sizes
-        grid = triton.cdiv(rows, sizes["BLOCK_M"]) * triton.cdiv(columns, sizes["BLOCK_N"])
-        gated_linear_fwd_kernel[(grid,)](
+        gated_linear_fwd_kernel[(num_tiles(rows, columns, choice),)](
             x,
             gate,
             up,
@@ -124,11 +122,9 @@ def gated_linear_fwd_kernel(
         gate_tile += BLOCK_K * stride_gate_k
         up_tile += BLOCK_K * stride_up_k
     if HAS_GATE_BIAS:
-        bias = tl.load(gate_bias_ptr + columns, mask=columns < num_columns, other=0.0)
-        opened += wide(bias)[None, :]
+        opened = add_bias(opened, gate_bias_ptr, columns, num_columns)
     if HAS_UP_BIAS:
-        bias = tl.load(up_bias_ptr + columns, mask=columns < num_columns, other=0.0)
-        value += wide(bias)[None, :]
+        value = add_bias(value, up_bias_ptr, columns, num_columns)
     places, mask = rows[:, None] * num_columns + wide_columns, is_row & is_column
     dtype: tl.constexpr = out_ptr.dtype.element_ty
     tl.store(out_ptr + places, narrow(activate(opened, ACTIVATION) * value, dtype), mask=mask)

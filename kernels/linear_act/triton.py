@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kernels.launch import on_device
 from kernels.linear_act.reference import FROM_SUM
-from kernels.matmul import TILES, multiply, number_types, place_of
+from kernels.matmul import TILES, add_bias, multiply, num_tiles, number_types, place_of
 from kernels.tiles import activate, narrow, slope, sum_type, wide
 from kernels.tuning import Tile, choose, num_programs, tile
 
@@ -39,9 +39,7 @@ def forward(
     z = torch.empty_like(out) if save else x.new_empty(0)
 
     def run(choice: Tile) -> None:
-        sizes = choice.sizes
-        grid = triton.cdiv(rows, sizes["BLOCK_M"]) * triton.cdiv(columns, sizes["BLOCK_N"])
-        linear_act_fwd_kernel[(grid,)](
+        linear_act_fwd_kernel[(num_tiles(rows, columns, choice),)](
             x,
             weight,
             x if bias is None else bias,
@@ -140,8 +138,7 @@ def linear_act_fwd_kernel(
         BLOCK_K,
     )
     if HAS_BIAS:
-        bias = tl.load(bias_ptr + columns, mask=columns < num_columns, other=0.0)
-        z += wide(bias)[None, :]
+        z = add_bias(z, bias_ptr, columns, num_columns)
     places = rows[:, None] * num_columns + columns.to(tl.int64)[None, :]
     mask = (rows[:, None] < num_rows) & (columns[None, :] < num_columns)
     dtype: tl.constexpr = out_ptr.dtype.element_ty
