@@ -79,7 +79,10 @@ class Comparison:
         """Rows of those of the providers that apply and fit into the time."""
         # All providers' graphs stay: they share the code of one forward, and are timed in turns.
         torch._dynamo.reset()
-        torch._dynamo.config.recompile_limit = 8 * len(PROVIDERS)
+        with torch._dynamo.config.patch(recompile_limit=8 * len(PROVIDERS)):
+            return self._rows(names)
+
+    def _rows(self, names: Sequence[str]) -> list[Row]:
         wanted = [PROVIDERS[name] for name in names if self._is_wanted(PROVIDERS[name])]
         if not wanted:
             return []
