@@ -19,6 +19,7 @@ from optimus.grouping import GroupPass, attempt, record
 from optimus.history import History
 from optimus.layout import OutputContract, settle
 from optimus.legality import Legality
+from optimus.ops import arguments
 from optimus.pattern import (
     EVERY_CALL,
     GroupPattern,
@@ -181,7 +182,7 @@ class _Run:
                 for node in self._editor.anchors(pattern.anchors):
                     if self._editor.is_alive(node):
                         report.anchors += 1
-                        self._try(pattern, pattern.match(node), node, report)
+                        self._try(pattern, _match(pattern, node), node, report)
         except Exception as error:
             self._editor.rollback()
             if self._strict:
@@ -223,6 +224,12 @@ class _Run:
             record(report, found, node, reached)
         else:
             report.fired += 1
+
+
+def _match(pattern: Pattern, node: Node) -> Match | Miss:
+    if arguments(node) is None:
+        return Miss("says something that the canonical form cannot")
+    return pattern.match(node)
 
 
 def _accumulate(kept: PatternReport, later: PatternReport) -> None:

@@ -46,10 +46,16 @@ def observe(module: torch.nn.Module, inputs: Sequence[Any], call: Callable[..., 
     if terms:
         torch.stack(terms).sum().backward()  # type: ignore[no-untyped-call]
     for name, tensor in known.items():
-        outcome.values[name] = tensor.detach().clone()
+        outcome.values[name] = as_real(tensor.detach().clone())
         if tensor.is_leaf and tensor.requires_grad:
-            outcome.values[f"gradient of {name}"] = tensor.grad
+            gradient = tensor.grad
+            outcome.values[f"gradient of {name}"] = None if gradient is None else as_real(gradient)
     return outcome
+
+
+def as_real(value: torch.Tensor) -> torch.Tensor:
+    """Complex numbers as pairs of real ones, to be compared as these are."""
+    return torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
 
 
 def _named(module: torch.nn.Module, inputs: Sequence[Any]) -> dict[str, torch.Tensor]:
@@ -68,7 +74,7 @@ def _note_outputs(outcome: Outcome, known: dict[str, torch.Tensor], outputs: Seq
             outcome.facts[name] = out
             continue
         partners = [n for n in everything if n != name and storages[n] & storages[name]]
-        outcome.values[name] = out.detach().clone()
+        outcome.values[name] = as_real(out.detach().clone())
         outcome.facts |= {
             f"{name}: dtype": out.dtype,
             f"{name}: shape": tuple(out.shape),

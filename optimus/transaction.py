@@ -155,12 +155,15 @@ class Check:
         return None
 
     def _parts_objection(self, transaction: Transaction) -> str | None:
-        """Autograd lets nobody write to memory that one call has cut into several views."""
-        news = [
-            value_of(new)
-            for old, new in transaction.replaced.items()
-            if _is_part(new) and not _is_part(old) and not is_fresh(old)
-        ]
+        """Autograd lets nobody write to memory that one call has cut into several views, or read
+        one of these after a write."""
+        parts = [(o, n) for o, n in transaction.replaced.items() if _is_cut(n) and not is_fresh(o)]
+        for old, new in parts:
+            place = transaction.before if new in transaction.made else new
+            writer = self._legality.written_between((new,), place, old)
+            if writer is not None:
+                return f"{_label(writer)} writes to it after the call that has cut it"
+        news = [value_of(new) for old, new in parts if not _is_cut(old)]
         # Alone among the ways to cut a tensor, tensor_split makes each view by itself.
         news += [value_of(node) for node in transaction.respelled if _label(node) == "tensor_split"]
         if not news:
@@ -286,8 +289,10 @@ class Check:
         return same or transaction.takes_over(old)
 
 
-def _is_part(node: Node) -> bool:
-    """Whether the value is one of several views that one call returned, or a view of such a one."""
+def _is_cut(node: Node) -> bool:
+    """Whether the value is several views that one call returned, one of them, or a view of one."""
+    if isinstance(value_of(node), tuple | list):
+        return True
     while is_view(node):
         node, source = node.all_input_nodes[0], node
         if isinstance(value_of(node), tuple | list) and source.target is operator.getitem:

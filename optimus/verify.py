@@ -18,7 +18,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from optimus.legality import storages_of
-from optimus.outcome import special
+from optimus.outcome import as_real, special
 
 TOLERANCE = 2.0
 """How many times the original's own error to float64 a rewritten graph may have."""
@@ -134,8 +134,11 @@ def trace(module: GraphModule, inputs: Sequence[Any], widen: bool = False, seed:
         torch.stack(terms).sum().backward()  # type: ignore[no-untyped-call]
     for i, copy in enumerate(copies):
         if isinstance(copy, torch.Tensor):
-            result.values[f"input {i}"] = copy.detach()
-            result.values[f"gradient of input {i}"] = copy.grad if copy.is_leaf else None
+            gradient = copy.grad if copy.is_leaf else None
+            result.values[f"input {i}"] = as_real(copy.detach())
+            result.values[f"gradient of input {i}"] = (
+                None if gradient is None else as_real(gradient)
+            )
     return result
 
 
@@ -175,7 +178,8 @@ def _note_outputs(result: Trace, inputs: Sequence[Any], outputs: Sequence[Any]) 
         if not isinstance(out, torch.Tensor):
             result.facts[name] = out
             continue
-        result.values[name] = out.detach().clone()
+        result.values[name] = as_real(out.detach().clone())
+        result.facts[f"{name}: dtype"] = out.dtype
         result.facts[f"{name}: stride"] = _strides(out)
         result.facts[f"{name}: requires_grad"] = out.requires_grad
         own = storages[len(inputs) + i]
@@ -315,6 +319,7 @@ def _norm(value: torch.Tensor) -> float:
 
 
 def _project(out: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    out = as_real(out)
     weight = torch.randn(out.shape, generator=generator, dtype=torch.float64)
     return (out.double() * weight.to(out.device)).sum()
 

@@ -196,3 +196,22 @@ def test_a_graph_that_fails_midway_leaves_no_autocast_on() -> None:
     assert not torch.is_autocast_enabled("cpu")
     assert torch.autocast_increment_nesting() == 1
     assert torch.autocast_decrement_nesting() == 0
+
+
+def test_complex_numbers_are_compared_as_pairs_of_real_ones() -> None:
+    def program(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (x @ w[:, :2]).sum(0), (x @ w[:, 2:]).sum(0)
+
+    def other(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        one, two = (x @ w).split(2, 1)
+        return one.sum(0), two.conj().sum(0)
+
+    def regrouped(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        one, two = (x @ w).split(2, 1)
+        return one.sum(0), two.sum(0)
+
+    shapes = ((5, 4), (4, 4))
+    inputs = [torch.randn(s, dtype=torch.complex64, requires_grad=True) for s in shapes]
+    verifier = Verifier(_graph(program), inputs)
+    assert verifier.difference(_graph(regrouped)) is None
+    assert "is off by" in str(verifier.difference(_graph(other)))

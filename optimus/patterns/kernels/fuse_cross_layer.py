@@ -43,7 +43,7 @@ class FuseCrossLayer(Pattern):
                 parts = _projection(z)
                 if parts is None or len(product.users) > 1:
                     continue
-                shapes = [tensor_of(t) for t in (x0, x, node)]
+                shapes = [tensor_of(t) for t in (x0, x, z, node)]
                 if any(s is None or s.dim() != 2 for s in shapes) or not _same_shapes(shapes):
                     return Miss("its tensors are not matrices of one shape")
                 work, y, weight, bias = parts

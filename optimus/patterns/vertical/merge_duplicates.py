@@ -4,7 +4,8 @@ Before: `a = relu(linear(x, w)); b = relu(linear(x, w))`; the same part of x tak
 After:  `a = relu(linear(x, w))`, read in both places
 
 Gains: the work of all but one, forward and backward, and their saved activations. Costs: none.
-Needs: operations without side effects that draw no random numbers, on the same inputs.
+Needs: operations without side effects that draw no random numbers, on the same inputs; no casts to
+a coarser type whose gradients would be added up in it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from torch.fx import Node
 
 from optimus.editor import Editor
 from optimus.effects import effects_of
+from optimus.legality import tensor_of
+from optimus.ops import op_of
 from optimus.pattern import EVERY_CALL, Example, Match, SweepPattern
 from optimus.pieces import piece_of
 
@@ -61,9 +64,23 @@ class MergeDuplicates(SweepPattern):
 
 def _may_be_one(node: Node, twin: Node) -> bool:
     """Where both are returned, one value would have to be copied, to give each its own memory."""
-    if not twin.users or not effects_of(node).pure:
+    if not twin.users or not effects_of(node).pure or _rounds_gradients(node):
         return False
     return not any(user.op == "output" and user in twin.users for user in node.users)
+
+
+def _rounds_gradients(node: Node) -> bool:
+    """Whether it casts to a coarser type: the gradients of several casts are added up in the type
+    that is cast, those of one in the coarser."""
+    op, out = op_of(node), tensor_of(node)
+    if op is None or op.name != "to" or out is None or not out.requires_grad:
+        return False
+    source = tensor_of(node.all_input_nodes[0])
+    return source is None or _unit(source.dtype) < _unit(out.dtype)
+
+
+def _unit(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
 
 
 def _number(nodes: Sequence[Node]) -> dict[Node, Node]:

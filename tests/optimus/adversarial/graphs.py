@@ -28,8 +28,10 @@ GATES = {
 @dataclass(frozen=True)
 class Case:
     """One graph. `inputs`: shapes of random tensors that require gradients, or tensors as they are;
-    a first size of 4 is the batch. `modes` are those it is checked in: train, eval, no_grad,
-    autocast, double, dynamic (two batches), empty (no batch), aot (under AOTAutograd)."""
+    a first size of 4 is the batch; these may be views of one another. `modes` are those it is
+    checked in: train, eval, no_grad, inference, autocast, double, dynamic (two batches), symbolic
+    (torch.compile's dynamic=True), single (a batch of one), empty (no batch), again (two calls
+    whose gradients add up), aot (under AOTAutograd)."""
 
     name: str
     forward: Callable[..., Any]
@@ -68,6 +70,15 @@ class Graphs:
                 yield pytest.param(case, mode, id=f"{case.name}-{mode}", marks=marks)
 
 
+_BATCHES = {
+    "dynamic": (4, 6),
+    "symbolic": (4, 6, 1),
+    "single": (1,),
+    "empty": (0,),
+    "again": (4, 4),
+}
+
+
 class _Module(nn.Module):
     def __init__(self, forward: Callable[..., Any], parts: dict[str, Any]) -> None:
         super().__init__()
@@ -101,27 +112,27 @@ class _Run:
         call: Callable[..., Any] = module
         if backend is not None:
             torch._dynamo.reset()
-            call = torch.compile(module, backend=backend)
-        batches = {"dynamic": (4, 6), "empty": (0,)}.get(self.mode, (4,))
+            symbolic = True if self.mode == "symbolic" else None
+            call = torch.compile(module, backend=backend, dynamic=symbolic)
         found: list[Outcome] = []
-        for batch in batches:
-            inputs = [self._input(i, batch, widen) for i in range(len(self.case.inputs))]
-            if len(batches) > 1:
+        for batch in _BATCHES.get(self.mode, (4,)):
+            given = copy.deepcopy(self.case.inputs)  # as a whole: views of one tensor stay such
+            inputs = [self._input(i, spec, batch, widen) for i, spec in enumerate(given)]
+            if self.mode == "dynamic":
                 for tensor in inputs:
                     if tensor.dim() and tensor.shape[0] == batch:
                         torch._dynamo.maybe_mark_dynamic(tensor, 0)
             with self._context(widen):
                 found.append(observe(module, inputs, call))
-            module.zero_grad(set_to_none=True)
+            if self.mode != "again":
+                module.zero_grad(set_to_none=True)
         return found
 
-    def _input(self, i: int, batch: int, widen: bool) -> Tensor:
-        spec = self.case.inputs[i]
+    def _input(self, i: int, spec: Shape | Tensor, batch: int, widen: bool) -> Tensor:
         if isinstance(spec, Tensor):
-            value = copy.deepcopy(spec)
-            if not widen or not value.is_floating_point():
-                return value
-            return value.detach().double().requires_grad_(value.requires_grad)
+            if not widen or not spec.is_floating_point():
+                return spec
+            return spec.detach().double().requires_grad_(spec.requires_grad)
         generator = torch.Generator().manual_seed(100 + i + batch)
         shape = tuple(batch if i == 0 and size == 4 else size for i, size in enumerate(spec))
         value = torch.randn(shape, generator=generator)
@@ -131,6 +142,8 @@ class _Run:
     def _context(self, widen: bool) -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(self.mode != "no_grad"))
+            if self.mode == "inference":
+                stack.enter_context(torch.inference_mode())
             if self.mode == "autocast" and not widen:
                 stack.enter_context(torch.autocast("cpu", dtype=torch.bfloat16))
             yield

@@ -6,10 +6,21 @@ import pytest
 import torch
 
 from optimus.testing import check_program
-from tests.optimus.adversarial import chains, contexts, layers, layouts, numbers
+from tests.optimus.adversarial import (
+    chains,
+    contexts,
+    layers,
+    layouts,
+    norms,
+    numbers,
+    operands,
+    products,
+    writes,
+)
 from tests.optimus.adversarial.graphs import Case, check
 
-EVERY = [p for file in (layouts, numbers, layers, contexts, chains) for p in file.graphs.params()]
+FILES = (layouts, numbers, layers, contexts, chains, operands, writes, products, norms)
+EVERY = [p for file in FILES for p in file.graphs.params()]
 
 
 @pytest.mark.parametrize(("case", "mode"), EVERY)
