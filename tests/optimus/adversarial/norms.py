@@ -288,7 +288,9 @@ def padded_tables(m, x):
 
 
 @graphs(
-    (4, 6), modules=lambda: {"e": nn.EmbeddingBag(5, 3), "i": IDS, "o": torch.tensor([0, 2, 2, 5])}
+    (4, 6),
+    modules=lambda: {"e": nn.EmbeddingBag(5, 3), "i": IDS, "o": torch.tensor([0, 2, 2, 5])},
+    modes="train",
 )
 def bags_in_each_mode(m, x):
     w = m.e.weight
@@ -302,7 +304,9 @@ def bags_in_each_mode(m, x):
 
 
 @graphs(
-    (4, 6), modules=lambda: {"e": nn.Embedding(5, 6), "i": IDS, "l": nn.Linear(6, 5, bias=False)}
+    (4, 6),
+    modules=lambda: {"e": nn.Embedding(5, 6), "i": IDS, "l": nn.Linear(6, 5, bias=False)},
+    modes="train",
 )
 def table_tied_to_head(m, x):
     m.l.weight = m.e.weight
