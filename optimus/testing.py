@@ -65,7 +65,13 @@ def _check_example(rewrite: Rewrite, example: Example, dynamic: bool) -> None:
     module.train(example.train)
     where = f"{rewrite.name()}, example {example.name!r}, {'dynamic' if dynamic else 'static'}"
     report = check_program(
-        module, inputs, select_alone(rewrite), exact=example.exact, dynamic=dynamic, where=where
+        module,
+        inputs,
+        select_alone(rewrite),
+        exact=example.exact,
+        dynamic=dynamic,
+        inner="eager" if dynamic else "aot_eager",  # both ways to differentiate the new graph
+        where=where,
     )
     fired = report.fired(rewrite.name())
     assert fired == example.fires, f"{where}: fired {fired} times instead of {example.fires}"
