@@ -21,12 +21,14 @@ from torch.fx import GraphModule
 from optimus.driver import copy_graph_module as copy_graph_module  # noqa: PLC0414 (as ever)
 from optimus.driver import rewrite
 from optimus.explain import Case, explain, names_to_explain
+from optimus.graphed_call import fixed_inputs
 from optimus.history import History
 from optimus.lookup import NAMED_BACKEND
 from optimus.packed_optimizer import PackedOptimizer
 from optimus.packing import Packing
 from optimus.pipeline import Selection, nearest, select
 from optimus.records import GraphReport, PatternReport, Report
+from optimus.step_graphs import StepGraphs
 from optimus.targets import CompiledTarget, Target, describe
 from optimus.verify import CannotVerify, Verifier, guilty
 
@@ -42,8 +44,9 @@ class OptimusBackend:
     `report` grows by one record for each graph compiled. `inner` compiles what was rewritten,
     `inner_options` are inductor's config entries. With `verify` a rewritten graph is run beside the
     original on the inputs at hand first, and patterns that change the result are left out. With
-    `packing`, parameters that the rewritten graph stacks are stored as one tensor. `explain` names
-    patterns of which `report.explanations` shall tell all about each graph.
+    `packing`, parameters that the rewritten graph stacks are stored as one tensor. With `graphs`,
+    what was compiled is replayed as CUDA graphs in the steps that these are told of. `explain`
+    names patterns of which `report.explanations` shall tell all about each graph.
 
     Raises ValueError for unknown patterns, knobs, inner compilers and options, naming valid ones.
     """
@@ -58,6 +61,7 @@ class OptimusBackend:
         inner_options: Mapping[str, Any] | None = None,
         verify: bool = True,
         packing: Packing | None = None,
+        graphs: StepGraphs | None = None,
         explain: str | Sequence[str] | None = None,
         strict: bool = False,
     ) -> None:
@@ -73,6 +77,7 @@ class OptimusBackend:
         self._options = dict(inner_options or {})
         self._verify = verify
         self._packing = packing
+        self._graphs = graphs
         self._strict = strict
 
     def __call__(self, module: GraphModule, inputs: Sequence[Any]) -> Compiled:
@@ -249,9 +254,15 @@ class OptimusBackend:
 
     def _packed(self, module: GraphModule, inputs: Sequence[Any]) -> Compiled:
         if self._packing is None:
-            return self._compile(module, inputs)
+            return self._graphed(module, inputs)
         module, packed_inputs, wrap = self._packing.pack_graph(copy_graph_module(module), inputs)
-        return wrap(self._compile(module, packed_inputs))
+        return wrap(self._graphed(module, packed_inputs))
+
+    def _graphed(self, module: GraphModule, inputs: Sequence[Any]) -> Compiled:
+        # The compiler may take the module apart.
+        fixed = fixed_inputs(module)
+        compiled = self._compile(module, inputs)
+        return compiled if self._graphs is None else self._graphs.wrap(compiled, fixed)
 
     def _compile(self, module: GraphModule, inputs: Sequence[Any]) -> Compiled:
         if self._inner == "inductor":

@@ -1,0 +1,376 @@
+"""Replay a compiled graph's forward and backward as CUDA graphs, within autograd.
+
+To its caller the call stays what it was: it takes new tensors and gives new tensors, and backward
+hands a gradient to each leaf. In between the inputs are copied to where the recording reads them.
+Parameters and buffers are read where they are. Only their gradients lie in the recording's memory,
+until the next backward of the same graph.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.autograd.function import once_differentiable
+from torch.fx import GraphModule
+
+from optimus.capture import (
+    MOST_CHANGES,
+    MOST_RECORDINGS,
+    CaptureError,
+    Recorded,
+    Results,
+    Session,
+    Settling,
+)
+
+Compiled = Callable[..., Any]
+
+
+def fixed_inputs(module: GraphModule) -> list[bool]:
+    """Of each input of a graph from Dynamo, whether it is a parameter or a buffer of the model."""
+    nodes = [node for node in module.graph.nodes if node.op == "placeholder"]
+    # A private name; without it parameters are known by their class, and buffers that are written
+    # keep their graph outside.
+    marks = [node.meta.get("tensor_dict") or {} for node in nodes]
+    return ["_dynamo_static_input_type" in mark for mark in marks]
+
+
+class GraphedCall:
+    """Stands in for one compiled graph, and replays it in training steps once it has settled.
+
+    Runs outside: the first calls, calls without gradients or outside of training steps, inputs of
+    another shape than those recorded, and a second call before the first one's backward.
+    """
+
+    def __init__(self, compiled: Compiled, fixed: Sequence[bool], session: Session) -> None:
+        self.replays = 0
+        self.outside = 0
+        self.declined = ""
+        self.last_step = 0
+        self._compiled = compiled
+        self._fixed = list(fixed)
+        self._session = session
+        self._settling = Settling()
+        self._recordings = 0
+        self._recording: _Recording | None = None
+        self._watched: dict[tuple[Any, ...], _Watched] = {}
+
+    def __call__(self, *args: Any) -> Any:
+        """Call the compiled graph with its flat inputs."""
+        if self.declined or not self._session.active or not torch.is_grad_enabled():
+            return self._compiled(*args)
+        key = self._key(args)
+        if self._recording is not None and self._recording.key == key:
+            self._settling.replayed()
+            self._watched.clear()
+            if not self._recording.pending:
+                return self._replay(self._recording, args)
+        elif self._settling.is_settled(key, self.is_recorded) and self._record(args, key):
+            return self._replay(cast(_Recording, self._recording), args)
+        self.outside += 1
+        return self._compiled(*args) if self.declined else self._run_outside(args, key)
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether there is something to replay."""
+        return self._recording is not None
+
+    def begin_step(self) -> None:
+        """What was not gone back through by now never will be."""
+        if self._recording is not None:
+            self._recording.pending = False
+
+    def drop(self) -> None:
+        """Forget what was recorded; its memory is free once nobody holds gradients in it."""
+        if self._recording is not None:
+            self._session.static -= self._recording.gradient_addresses()
+        self._recording = None
+
+    def _key(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        """What must be the same in each replay. Dynamo has guarded types and modes before."""
+        device = self._session.capture.device.type
+        return tuple(
+            arg.data_ptr() if fixed else _key_of(arg, device)
+            for arg, fixed in zip(args, self._fixed, strict=True)
+        )
+
+    def _run_outside(self, args: Sequence[Any], key: tuple[Any, ...]) -> Any:
+        """As without CUDA graphs, watching what would stand against them."""
+        if self._recording is not None and self._recording.key == key:
+            return self._compiled(*args)  # the second call in a step
+        self._fixed = [
+            f or isinstance(a, nn.Parameter) for a, f in zip(args, self._fixed, strict=True)
+        ]
+        given = [a for a, f in zip(args, self._fixed, strict=True) if not f]
+        reason = next((r for a in given if (r := _objection(a, self._session.capture.device))), "")
+        if reason:
+            self._decline(reason)
+            return self._compiled(*args)
+        tensors = [a for a in given if isinstance(a, torch.Tensor)]
+        versions = [t._version for t in tensors]
+        outputs = self._compiled(*args)
+        if versions != [t._version for t in tensors]:
+            self._decline("it writes to its inputs")
+        elif _storages(outputs) & _storages(args):
+            self._decline("it returns a view of an input")
+        else:
+            key = self._key(args)
+            self._settling.see(key)
+            self._watched[key] = _Watched(outputs)
+        if self._settling.changes > MOST_CHANGES:
+            self._decline("the shapes or places of its inputs change from step to step")
+        return outputs
+
+    def _decline(self, reason: str) -> None:
+        self.declined = reason
+        self._session.note(f"a graph stays outside CUDA graphs: {reason}")
+        self.drop()
+
+    def _record(self, args: Sequence[Any], key: tuple[Any, ...]) -> bool:
+        if max(self._watched[key].backwards, default=0) > 1:
+            self._decline("a step goes back through it more than once")
+            return False
+        if self._recordings == MOST_RECORDINGS:
+            self._decline(f"it has changed {MOST_RECORDINGS} times")
+            return False
+        self.drop()  # first, so that its memory can be used again
+        self._recordings += 1
+        try:
+            outputs = self._watched[key].outputs
+            self._recording = _Recording(self._compiled, self._fixed, args, outputs, self._session)
+            self._recording.key = key
+        except CaptureError as error:
+            self._session.fail(f"a graph could not be recorded: {error}")
+            self.declined = str(error)
+            return False
+        self._session.static |= self._recording.gradient_addresses()
+        return True
+
+    def _replay(self, recording: _Recording, args: Sequence[Any]) -> Any:
+        self.replays += 1
+        self.last_step = self._session.step
+        results = recording.run_forward(args)
+        learning = [args[i] for i in recording.learning]
+        if not recording.differentiable or not learning:
+            return [_copy(result) for result in results]
+        return list(_Link.apply(recording, self._session, *learning))  # type: ignore[no-untyped-call]
+
+
+class _Recording:
+    """A graph's forward and backward in fixed memory.
+
+    `learning` are the positions of inputs that require gradients, `differentiable` those of outputs
+    that have them. While `pending`, forward has run and backward not yet.
+    """
+
+    def __init__(
+        self,
+        compiled: Compiled,
+        fixed: Sequence[bool],
+        args: Sequence[Any],
+        outputs: Sequence[torch.Tensor | None],
+        session: Session,
+    ) -> None:
+        self.key: tuple[Any, ...] = ()
+        self.pending = False
+        self.serial = 0
+        self.results: Results = []
+        self._compiled = compiled
+        self._live: Sequence[Any] = ()
+        device = session.capture.device
+        self._arguments = [_place(a, f, device) for a, f in zip(args, fixed, strict=True)]
+        self._copied = [
+            i
+            for i, fixed in enumerate(fixed)
+            if not fixed
+            and isinstance(args[i], torch.Tensor)
+            and not _is_number(args[i], device.type)
+        ]
+        self.learning = [i for i, a in enumerate(self._arguments) if _requires_grad(a)]
+        self.kept = [fixed[i] and args[i].is_leaf for i in self.learning]
+        self.differentiable = [i for i, o in enumerate(outputs) if _requires_grad(o)]
+        self._device_type = device.type
+        self._incoming = [
+            torch.zeros_like(cast(torch.Tensor, outputs[i]), device=device, requires_grad=False)
+            for i in self.differentiable
+        ]
+        self._gradients: Results = []
+        work = [self._forward]
+        if self.differentiable and self.learning:
+            work.append(self._backward)
+        self._recorded: list[Recorded] = session.record(work)
+
+    def gradient_addresses(self) -> set[int]:
+        """Where gradients of parameters are, as far as known."""
+        return {g.data_ptr() for g in self._gradients if g is not None}
+
+    def run_forward(self, args: Sequence[Any]) -> Results:
+        """Copy the inputs in and replay; the results are overwritten by the next replay."""
+        with torch.no_grad():
+            places = [self._arguments[i] for i in self._copied]
+            if places:
+                torch._foreach_copy_(places, [args[i] for i in self._copied])
+        self.pending = bool(self.differentiable)
+        self.serial += 1
+        self.results = self._recorded[0].replay()
+        return self.results
+
+    def run_backward(self, incoming: Sequence[torch.Tensor | None]) -> Results:
+        """Gradients of the inputs at `learning`; overwritten by the next replay."""
+        self.pending = False
+        for place, gradient in zip(self._incoming, incoming, strict=True):
+            place.zero_() if gradient is None else place.copy_(gradient)
+        self._gradients = self._recorded[1].replay()
+        return self._gradients
+
+    def _forward(self) -> Results:
+        self._live = self._compiled(*self._arguments)
+        return [o.detach() if isinstance(o, torch.Tensor) else o for o in self._live]
+
+    def _backward(self) -> Results:
+        live, self._live = self._live, ()
+        # Recorded within the user's forward, but backward never runs under autocast.
+        with torch.autocast(self._device_type, enabled=False):
+            gradients = torch.autograd.grad(
+                [live[i] for i in self.differentiable],
+                [self._arguments[i] for i in self.learning],
+                self._incoming,
+                allow_unused=True,
+            )
+        if any(g is not None and g.layout != torch.strided for g in gradients):
+            raise CaptureError("a gradient is sparse")
+        self._gradients = list(gradients)
+        return self._gradients
+
+
+class _Link(torch.autograd.Function):
+    """Joins a replayed forward to its replayed backward."""
+
+    @staticmethod
+    def forward(ctx: Any, recording: _Recording, session: Session, *learning: torch.Tensor) -> Any:
+        ctx.recording, ctx.session, ctx.serial = recording, session, recording.serial
+        # Not the other inputs: they are only kept until backward where it needs them.
+        ctx.kept = [p for p, keep in zip(learning, recording.kept, strict=True) if keep]
+        ctx.set_materialize_grads(False)
+        outputs = [_copy(result) for result in recording.results]
+        differentiable = set(recording.differentiable)
+        rest = [o for i, o in enumerate(outputs) if i not in differentiable]
+        ctx.mark_non_differentiable(*(o for o in rest if isinstance(o, torch.Tensor)))
+        return tuple(outputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        recording: _Recording = ctx.recording
+        if not recording.pending or recording.serial != ctx.serial:
+            raise RuntimeError(
+                "cuda_graphs=step: backward through a compiled graph a second time, or in a later "
+                "step than its forward, when in the first steps there was one backward a forward. "
+                "The activations are overwritten by then: train this model with cuda_graphs=off"
+            )
+        _move_out(ctx.kept, ctx.session.static)
+        incoming = [gradients[i] for i in recording.differentiable]
+        found = recording.run_backward(incoming)
+        ctx.session.static |= recording.gradient_addresses()
+        handed = [
+            g if g is None else g.detach() if keep else g.clone()
+            for g, keep in zip(found, recording.kept, strict=True)
+        ]
+        return None, None, *handed
+
+
+def _move_out(parameters: Sequence[torch.Tensor], static: set[int]) -> None:
+    """Gradients to be added to must not be where the next ones are written."""
+    for parameter in parameters:
+        if parameter.grad is not None and parameter.grad.data_ptr() in static:
+            parameter.grad = parameter.grad.clone()
+
+
+class _Watched:
+    """What is known of a call that ran outside.
+
+    `outputs` are like its outputs, without memory; `backwards` counts how often backward comes
+    through each.
+    """
+
+    def __init__(self, outputs: Sequence[Any]) -> None:
+        self.outputs = [_like(output) for output in outputs]
+        self.backwards = [0] * len(outputs)
+        for i, output in enumerate(outputs):
+            if isinstance(output, torch.Tensor) and output.requires_grad:
+                output.register_hook(functools.partial(self._count, i))
+
+    def _count(self, index: int, gradient: torch.Tensor) -> None:
+        self.backwards[index] += 1
+
+
+def _is_number(value: torch.Tensor, device_type: str) -> bool:
+    """Whether it is a Python number, as Dynamo passes those that change: a recording keeps it."""
+    return device_type != "cpu" and value.device.type == "cpu" and not value.dim()
+
+
+def _is_copied(value: Any, device_type: str) -> bool:
+    return isinstance(value, torch.Tensor) and not _is_number(value, device_type)
+
+
+def _key_of(value: Any, device_type: str) -> Any:
+    """Of an input that is not the model's own, what must be the same in each replay."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if _is_number(value, device_type):
+        return value.item()
+    return value.shape, value.stride()
+
+
+def _objection(value: Any, device: torch.device) -> str:
+    """Why an input that is not the model's own cannot be copied to a fixed place."""
+    if not isinstance(value, torch.Tensor) or _is_number(value, device.type):
+        return ""
+    if value.device != device and value.device.type != device.type:
+        return f"an input is on {value.device}, where a recording would not see it change"
+    if type(value) not in (torch.Tensor, nn.Parameter) or value.layout != torch.strided:
+        return f"an input is a {type(value).__name__} of layout {value.layout}"
+    if value.is_inference():
+        return "an input was made in inference mode"
+    sizes = zip(value.shape, value.stride(), strict=True)
+    if any(stride == 0 and size > 1 for size, stride in sizes):
+        return "an input is expanded: its elements share memory"
+    return ""
+
+
+def _place(value: Any, fixed: bool, device: torch.device) -> Any:
+    """What a recording reads in place of an input."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if not fixed and _is_number(value, device.type):
+        return value.clone()
+    if fixed:
+        # Not the parameter itself, whose accumulation of gradients belongs to another stream.
+        return value.detach().requires_grad_(value.requires_grad)
+    place = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    return place.requires_grad_(value.requires_grad)
+
+
+def _like(output: Any) -> torch.Tensor | None:
+    """Shape, type and need of a gradient of an output, without its memory."""
+    if not isinstance(output, torch.Tensor):
+        return None
+    like = torch.empty_like(output.detach(), device="meta")
+    return like.requires_grad_(output.requires_grad)
+
+
+def _copy(result: Any) -> Any:
+    return result.detach().clone() if isinstance(result, torch.Tensor) else result
+
+
+def _requires_grad(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _storages(values: Sequence[Any]) -> set[int]:
+    tensors = [v for v in values if isinstance(v, torch.Tensor) and v.numel()]
+    return {t.untyped_storage().data_ptr() for t in tensors}

@@ -1,0 +1,295 @@
+"""Compiled graphs that are replayed: results and gradients to the last bit, or not replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from optimus.backend import OptimusBackend
+from optimus.graphed_call import _key_of, _objection
+from optimus.packed_optimizer import PackedOptimizer
+from optimus.packing import Packing
+from optimus.step_graphs import StepGraphs
+from tests.optimus.rerun import Rerun
+
+
+class Towers(nn.Module):
+    """What is merged, packed, normalised over the batch and dropped at random."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.towers = nn.ModuleList(nn.Linear(4, 3) for _ in range(4))
+        self.norm = nn.BatchNorm1d(12)
+        self.drop = nn.Dropout(0.5)
+        self.head = nn.Linear(12, 1)
+        self.temperature = 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = torch.split(x, 4, 1)
+        y = torch.cat([t(p) for t, p in zip(self.towers, parts, strict=True)], 1)
+        return self.head(self.drop(self.norm(y))) * self.temperature
+
+
+class Loop:
+    """Training with or without graphs, on the same random numbers."""
+
+    def __init__(self, graphed: bool, make: Callable[[], nn.Module] = Towers) -> None:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        self.module = make()
+        self.source = nn.Linear(16, 16)  # its gradient comes out of the graph
+        self.optimizer = torch.optim.AdamW([*self.module.parameters(), *self.source.parameters()])
+        self.graphs = StepGraphs(Rerun()) if graphed else None
+        packing = Packing(adopt=PackedOptimizer([self.optimizer]).adopt)
+        backend = OptimusBackend(
+            "batch_linears", inner="aot_eager", verify=False, packing=packing, graphs=self.graphs
+        )
+        self.forward = torch.compile(self.module, backend=backend)  # type: ignore[call-overload]
+        if self.graphs is not None:
+            self.graphs.install([self.optimizer])
+
+    def begin(self) -> None:
+        if self.graphs is not None:
+            self.graphs.begin_step()
+
+    def end(self) -> None:
+        if self.graphs is not None:
+            self.graphs.end_step()
+
+    def loss(self, step: int, rows: int = 8) -> torch.Tensor:
+        x = torch.randn(rows, 16, generator=torch.Generator().manual_seed(step))
+        return self.forward(self.source(x)).square().mean()
+
+    def step(
+        self,
+        step: int,
+        *,
+        rows: int = 8,
+        micro: int = 1,
+        calls: int = 1,
+        backwards: int = 1,
+        **zero_grad: Any,
+    ) -> float:
+        """A training step of `micro` batches, with several forwards or backwards for each."""
+        self.optimizer.zero_grad(**zero_grad)
+        total = 0.0
+        for i in range(micro):
+            self.begin()
+            losses = [self.loss(100 * j + step * micro + i, rows) for j in range(calls)]
+            loss = torch.stack(losses).sum()
+            for left in reversed(range(backwards)):
+                loss.backward(retain_graph=left > 0)
+            total += loss.item()
+            if i == micro - 1:
+                self.optimizer.step()
+            self.end()
+        return total
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        assert self.graphs is not None
+        return self.graphs.to_dict()
+
+    @property
+    def replays(self) -> list[int]:
+        return [graph["replays"] for graph in self.counts["graphs"]]
+
+
+Losses = list[float]
+
+
+def both(train: Callable[[Loop], Losses]) -> Loop:
+    """The loop with graphs, after it was seen to do what the one without does."""
+    found: list[tuple[Losses, torch.Tensor]] = []
+    for graphed in (False, True):
+        loop = Loop(graphed)
+        torch.manual_seed(1)
+        found.append((train(loop), torch.get_rng_state()))
+    assert found[0][0] == found[1][0], "to the last bit"
+    assert torch.equal(found[0][1], found[1][1]), "as many random numbers"
+    return loop
+
+
+def test_steps_are_replayed_and_equal_to_the_last_bit() -> None:
+    weights: list[list[torch.Tensor]] = []
+
+    def train(loop: Loop) -> Losses:
+        losses = [loop.step(i) for i in range(12)]
+        weights.append(list(loop.module.state_dict().values()))
+        return losses
+
+    loop = both(train)
+    assert loop.replays == [9]
+    assert loop.counts["optimizers"] == [
+        {"name": "AdamW", "replays": 9, "outside": 3, "declined": ""}
+    ]
+    for one, other in zip(*weights, strict=True):
+        assert torch.equal(one, other), "running statistics of the batch norm included"
+
+
+@pytest.mark.parametrize("options", [{}, {"set_to_none": False}])
+def test_gradients_accumulate(options: dict[str, Any]) -> None:
+    loop = both(lambda loop: [loop.step(i, micro=3, **options) for i in range(6)])
+    assert loop.replays == [15]
+
+
+def test_a_batch_of_another_shape_runs_outside_and_the_recording_stays() -> None:
+    loop = both(lambda loop: [loop.step(i, rows=5 if i == 6 else 8) for i in range(12)])
+    # Compiled anew for any number of rows, which is another graph.
+    assert loop.replays == [3, 2]
+    assert loop.counts["optimizers"][0]["replays"] == 9
+    assert not loop.counts["failure"]
+
+
+def test_an_odd_last_batch_every_epoch_costs_nothing_else() -> None:
+    loop = Loop(True)
+    for i in range(60):
+        loop.step(i, rows=5 if i % 4 == 3 else 8)
+    # Compiled for 8 rows, then anew for any number: that graph warms up once more.
+    assert loop.replays == [0, 3 * 13]
+    assert loop.graphs is not None
+    assert not any(graph["declined"] for graph in loop.counts["graphs"])
+    assert [call.is_recorded for call in loop.graphs._calls] == [False, True]
+
+
+def test_shapes_that_never_settle_are_said() -> None:
+    loop = Loop(True)
+    for i in range(20):
+        loop.begin()
+        loop.loss(i, rows=4 + i).backward()
+        loop.end()
+    assert sum(loop.replays) == 0
+    assert loop.graphs is not None
+    assert any("change from step to step" in remark for remark in loop.graphs.remarks())
+
+
+def test_results_are_the_callers_own() -> None:
+    loop = Loop(True)
+    kept = []
+    for i in range(6):
+        loop.begin()
+        kept.append(loop.forward(torch.full((8, 16), float(i))).detach())
+        loop.end()
+    assert loop.replays == [3]
+    assert len({t.data_ptr() for t in kept}) == 6
+
+
+def test_an_attribute_that_changes_still_acts() -> None:
+    def train(loop: Loop) -> Losses:
+        losses: Losses = []
+        for i in range(14):
+            loop.module.temperature = 1.0 if i < 6 else 0.5
+            losses.append(loop.step(i))
+        return losses
+
+    assert len(both(train).replays) == 2, "one graph of each"
+
+
+def test_a_second_call_before_the_first_ones_backward_runs_outside() -> None:
+    loop = both(lambda loop: [loop.step(i, calls=2) for i in range(8)])
+    assert loop.replays == [7]
+
+
+def test_a_step_that_goes_back_twice_stays_outside() -> None:
+    loop = both(lambda loop: [loop.step(i, backwards=2) for i in range(6)])
+    assert loop.replays == [0]
+    assert "more than once" in loop.counts["graphs"][0]["declined"]
+
+
+def test_going_back_twice_later_is_an_error_and_never_a_wrong_gradient() -> None:
+    loop = Loop(True)
+    for i in range(5):
+        loop.step(i)
+    with pytest.raises(RuntimeError, match="cuda_graphs=off"):
+        loop.step(6, backwards=2)
+
+
+def test_a_number_from_the_host_is_part_of_what_was_recorded() -> None:
+    gpu = torch.device("cuda")
+    assert _objection(torch.tensor(0.5), gpu) == ""
+    assert _key_of(torch.tensor(0.5), "cuda") == 0.5
+    assert "is on cpu" in _objection(torch.ones(2), gpu)
+
+
+class WritesInput(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return self.linear(x)
+
+
+class ReturnsInput(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 1)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.linear(x), x.view(-1)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"), [(WritesInput, "writes to its inputs"), (ReturnsInput, "view of an input")]
+)
+def test_what_shares_memory_with_the_caller_stays_outside(make: Any, reason: str) -> None:
+    loop = Loop(True, make)
+    for i in range(5):
+        loop.begin()
+        x = torch.full((8, 16), float(i))
+        found = loop.forward(x)
+        loss = found[0] if isinstance(found, tuple) else found
+        loss.sum().backward()
+        loop.end()
+        if make is WritesInput:
+            assert torch.equal(x, torch.full((8, 16), i + 1.0))
+    assert loop.replays == [0]
+    assert reason in loop.counts["graphs"][0]["declined"]
+
+
+def test_an_expanded_input_stays_outside() -> None:
+    loop = Loop(True)
+    for _ in range(5):
+        loop.begin()
+        loop.forward(torch.ones(1, 16).expand(8, 16)).sum().backward()
+    assert "expanded" in loop.counts["graphs"][0]["declined"]
+
+
+def test_outside_of_training_steps_nothing_is_replayed() -> None:
+    loop = Loop(True)
+    for i in range(6):
+        loop.step(i)
+    before = loop.replays
+    loop.loss(7).backward()
+    with torch.no_grad():
+        loop.begin()
+        loop.loss(8)
+    assert loop.replays[0] == before[0]
+
+
+def test_a_parameter_with_other_memory_is_read_where_it_is_now() -> None:
+    def train(loop: Loop) -> Losses:
+        losses = [loop.step(i) for i in range(6)]
+        loop.module.head.weight.data = torch.ones(1, 12)
+        return losses + [loop.step(i) for i in range(6, 12)]
+
+    assert both(train).replays == [6], "three in the old place, three in the new"
+
+
+@pytest.mark.parametrize("which", [1, 2, 3])
+def test_a_recording_that_fails_costs_the_graphs_only(which: int) -> None:
+    def train(loop: Loop) -> Losses:
+        if loop.graphs is not None:
+            loop.graphs._session.capture = Rerun({which: "the host was asked"})
+        return [loop.step(i) for i in range(8)]
+
+    loop = both(train)
+    assert loop.graphs is not None
+    (remark,) = loop.graphs.remarks()
+    assert "the host was asked" in remark
+    assert "step" not in loop.optimizer.__dict__
