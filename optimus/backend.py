@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
+from optimus.capture import Graphs
 from optimus.driver import copy_graph_module as copy_graph_module  # noqa: PLC0414 (as ever)
 from optimus.driver import rewrite
 from optimus.explain import Case, explain, names_to_explain
@@ -28,7 +29,6 @@ from optimus.packed_optimizer import PackedOptimizer
 from optimus.packing import Packing
 from optimus.pipeline import Selection, nearest, select
 from optimus.records import GraphReport, PatternReport, Report
-from optimus.step_graphs import StepGraphs
 from optimus.targets import CompiledTarget, Target, describe
 from optimus.verify import CannotVerify, Verifier, guilty
 
@@ -61,7 +61,7 @@ class OptimusBackend:
         inner_options: Mapping[str, Any] | None = None,
         verify: bool = True,
         packing: Packing | None = None,
-        graphs: StepGraphs | None = None,
+        graphs: Graphs | None = None,
         explain: str | Sequence[str] | None = None,
         strict: bool = False,
     ) -> None:

@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optimus import summary
+from optimus.capture import Capture
 from optimus.explain import write_explanations
 from optimus.figures import Window
 from optimus.gradient_readers import optimizers_for_packs
 from optimus.lightnings import accepted_by_both, plain_class
 from optimus.lookup import report
-from optimus.settings import Baseline, Settings
+from optimus.run_graphs import graphs_for
+from optimus.settings import Baseline, CudaGraphs, Settings
 from optimus.takeover import Takeover
 from optimus.targets import describe
 
@@ -68,6 +70,9 @@ class OptimusCallback(Callback):
             that change its result.
         packing: Store parameters that the rewritten graph stacks as one tensor; where the optimizer
             updates element by element and nothing reads single gradients, it steps on them as one.
+        cuda_graphs: "off"; "model": Inductor's CUDA graphs of what is compiled; "step": compiled
+            graphs, forward and backward, and optimizers' steps are replayed as CUDA graphs
+            (optimus.step_graphs). What cannot be stays outside, with the reason in the summary.
         explain: Patterns to explain in optimus_explain_NAME.txt and .svg beside the summary.
         batch_size: Samples in a batch, or a function that tells them for a batch. By default they
             are read off the batch.
@@ -82,6 +87,9 @@ class OptimusCallback(Callback):
 
     Raises ValueError for anything that is misspelt, before training begins.
     """
+
+    # What records CUDA graphs: None for that of the Trainer's device.
+    capture: Capture | None = None
 
     def __new__(cls, *args: Any, **kwargs: Any) -> OptimusCallback:
         """An instance that the Trainer in use accepts, `lightning`'s or `pytorch_lightning`'s."""
@@ -104,6 +112,7 @@ class OptimusCallback(Callback):
         dynamic: bool | None = None,
         verify: bool = True,
         packing: bool = True,
+        cuda_graphs: CudaGraphs = "off",
         explain: str | Sequence[str] | None = None,
         batch_size: int | Callable[[Any], int] | None = None,
         summary_dir: str | Path | None = None,
@@ -122,6 +131,7 @@ class OptimusCallback(Callback):
             dynamic=dynamic,
             verify=verify,
             packing=packing,
+            cuda_graphs=cuda_graphs,
             explain=explain,
             batch_size=batch_size,
         )
@@ -320,6 +330,7 @@ class OptimusCallback(Callback):
             world_size,
             saved,
             optimizers=lambda: optimizers_for_packs(trainer, pl_module, others),
+            graphs=lambda: graphs_for(self.settings, trainer, pl_module, self.capture),
         )
         self._told = set(saved.get("notes", ()))
         self._logged_step = self._takeover.step

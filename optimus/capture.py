@@ -7,10 +7,11 @@ reads and writes the same memory in each replay; its results lie in memory of it
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
+from torch.optim import Optimizer
 
 from optimus.targets import describe
 
@@ -131,6 +132,44 @@ def capture_for(device: torch.device) -> Capture | str:
     if device.type != "cuda":
         return f"there are no CUDA graphs on {device.type}"
     return CudaCapture(device)
+
+
+class Graphs(Protocol):
+    """What runs as CUDA graphs of one model: optimus.step_graphs or optimus.model_graphs.
+
+    `recordings` counts what has been recorded so far.
+    """
+
+    @property
+    def recordings(self) -> int: ...
+
+    def wrap(self, compiled: Callable[..., Any], fixed: Sequence[bool]) -> Callable[..., Any]:
+        """What to call in place of a compiled graph; `fixed` marks the model's own inputs."""
+        ...
+
+    def install(self, optimizers: Iterable[Optimizer]) -> None:
+        """Training with these optimizers begins."""
+        ...
+
+    def release(self) -> None:
+        """Take everything out again."""
+        ...
+
+    def begin_step(self) -> None:
+        """A training step begins."""
+        ...
+
+    def end_step(self) -> None:
+        """It has ended: what runs now belongs to no training step."""
+        ...
+
+    def remarks(self) -> Iterator[str]:
+        """What the user should know."""
+        ...
+
+    def to_dict(self) -> dict[str, Any]:
+        """What came of it, as plain data."""
+        ...
 
 
 class Part(Protocol):

@@ -160,6 +160,7 @@ class GraphedOptimizer:
         self.last_step = 0
         self.optimizer = optimizer
         self._session = session
+        self._released = False
         self._form = _Form(optimizer, session.capture)
         self._settling = Settling()
         self._recordings = 0
@@ -174,8 +175,10 @@ class GraphedOptimizer:
 
     def release(self) -> None:
         """Give the optimizer its own step back."""
+        if self._released:
+            return
         self.drop()
-        self.declined = "it was released"  # whoever has wrapped this step meanwhile still calls it
+        self._released = True  # whoever has wrapped this step meanwhile still calls it
         attributes = self.optimizer.__dict__
         if attributes.get("step") is self._step:
             del attributes["step"]
@@ -201,11 +204,15 @@ class GraphedOptimizer:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if self._session.failure or self.declined:
+        if self._is_plain:
             self._own()
         else:
             self._update()
         return loss
+
+    @property
+    def _is_plain(self) -> bool:
+        return bool(self._released or self.declined or self._session.failure)
 
     def _update(self) -> None:
         parameters = [p for p in self._parameters() if p.grad is not None]
@@ -222,7 +229,7 @@ class GraphedOptimizer:
 
     def _run_outside(self, parameters: Sequence[torch.Tensor]) -> None:
         self.outside += 1
-        if self._session.failure or self.declined:
+        if self._is_plain:
             self._own()
             return
         with self._form.taken():

@@ -41,6 +41,12 @@ class _Open:
     seen: tuple[int, int] = (0, 0)
 
 
+def _made(compiled: CompiledTargets | None) -> tuple[int, int]:
+    """Counts of what takes a step more time than it would: graphs compiled or recorded."""
+    graphs = compiled.graphs + compiled.recordings() if compiled else 0
+    return graphs, frames_compiled()
+
+
 class Recorder:
     """Keeps one record a phase. `note` is told what the user should know."""
 
@@ -97,7 +103,7 @@ class Recorder:
         if now.compiled is not compiled:  # the targets were found in the phase's first step
             now.compiled = compiled
         now.meter.begin_step()
-        now.seen = (compiled.graphs if compiled else 0, frames_compiled())
+        now.seen = _made(compiled)
         self._stop_counting(now)  # where the step before never ended
         if now.meter.steps_to_skip == 1 and now.record.kernels_per_step is None:
             self._start_counting(now)
@@ -107,8 +113,7 @@ class Recorder:
         if now is None:
             return []
         kernels = self._stop_counting(now)
-        graphs = now.compiled.graphs if now.compiled else 0
-        compiled = now.seen != (graphs, frames_compiled())
+        compiled = now.seen != _made(now.compiled)
         if kernels is not None and not compiled:
             now.record.kernels_per_step = kernels
         now.record.steps += 1

@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from optimus.backend import OptimusBackend
+from optimus.capture import Graphs
+from optimus.names import nearest
 from optimus.packing import Packing
 
 Baseline = Literal["compile", "eager", "off"]
 PhaseName = Literal["baseline", "optimised"]
+CudaGraphs = Literal["off", "model", "step"]
+
+_INDUCTORS_OWN = "triton.cudagraphs"
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,7 @@ class Settings:
     dynamic: bool | None = None
     verify: bool = True
     packing: bool = True
+    cuda_graphs: CudaGraphs = "off"
     explain: str | Sequence[str] | None = None
     batch_size: int | Callable[[Any], int] | None = None
 
@@ -47,9 +53,28 @@ class Settings:
                 raise ValueError(f"{name} must be at least {minimum}, not {getattr(self, name)}")
         if isinstance(self.batch_size, int) and self.batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, not {self.batch_size}")
+        self._check_cuda_graphs()
         self.backend("optimised")
 
-    def backend(self, phase: PhaseName, packing: Packing | None = None) -> OptimusBackend:
+    def _check_cuda_graphs(self) -> None:
+        # YAML reads a bare `off` as False.
+        if cast("Any", self.cuda_graphs) is False:
+            object.__setattr__(self, "cuda_graphs", "off")
+        nearest("cuda_graphs", self.cuda_graphs, get_args(CudaGraphs))
+        if self.cuda_graphs == "model" and self.inner != "inductor":
+            raise ValueError(f"cuda_graphs=model is Inductor's; inner={self.inner!r} has none")
+        if self.cuda_graphs != "off" and _INDUCTORS_OWN in (self.inner_options or {}):
+            raise ValueError(
+                f"cuda_graphs={self.cuda_graphs} and inner_options[{_INDUCTORS_OWN!r}] both say "
+                "what runs as CUDA graphs: leave one of them out"
+            )
+
+    def backend(
+        self,
+        phase: PhaseName,
+        packing: Packing | None = None,
+        graphs: Graphs | None = None,
+    ) -> OptimusBackend:
         """A new backend for a phase. Raises ValueError for unknown patterns, knobs and inners."""
         patterns, disable, knobs = self.patterns, self.disable, self.knobs
         if phase == "baseline":
@@ -59,11 +84,18 @@ class Settings:
             disable=disable,
             knobs=knobs,
             inner=self.inner,
-            inner_options=self.inner_options,
+            inner_options=self._inner_options(phase),
             verify=self.verify,
             packing=packing,
+            graphs=graphs,
             explain=self.explain if phase == "optimised" else None,
         )
+
+    def _inner_options(self, phase: PhaseName) -> dict[str, Any]:
+        options = dict(self.inner_options or {})
+        if phase == "optimised" and self.cuda_graphs != "off" and self.inner == "inductor":
+            options[_INDUCTORS_OWN] = self.cuda_graphs == "model"
+        return options
 
     @cached_property
     def selects_nothing(self) -> bool:
@@ -92,6 +124,9 @@ class Settings:
         plain = f"torch.compile ({self.inner})"
         if phase == "baseline":
             return "eager" if self.baseline == "eager" else plain
+        plain += {"model": ", CUDA graphs", "step": ", steps as CUDA graphs"}.get(
+            self.cuda_graphs, ""
+        )
         if self.selects_nothing:
             return f"{plain}, no pattern selected"
         names = [self.patterns] if isinstance(self.patterns, str) else self.patterns

@@ -57,6 +57,7 @@ class StepGraphs:
         """Replace the steps of those optimizers, and of those that they join, that allow it."""
         if self._session.failure:
             return
+        self._optimizers.clear()
         for optimizer in _flatten(optimizers):
             self._hooks.append(optimizer.register_state_dict_post_hook(host_counts))
             if hasattr(optimizer, "optimizers"):  # its step is that of those it joins
@@ -77,8 +78,7 @@ class StepGraphs:
     def begin_step(self) -> None:
         """A training step begins."""
         if self._session.failure:
-            if self._optimizers:
-                self._release_optimizers()
+            self._release_optimizers()
             return
         self._session.active = True
         self._session.step += 1
@@ -111,7 +111,6 @@ class StepGraphs:
             optimizer.release()
         for hook in self._hooks:
             hook.remove()
-        self._optimizers.clear()
         self._hooks.clear()
 
 

@@ -109,6 +109,7 @@ def collect(takeover: Takeover, status: str) -> dict[str, Any]:
         "gain": asdict(takeover.gain()) | {"noise": noise(takeover.gain()).strip()},
         "patterns": [asdict(p) for p in takeover.report.totals()],
         "graphs": takeover.report.to_dict()["graphs"],
+        "cuda_graphs": takeover.graphs_to_dict(),
         "remarks": takeover.remarks(),
     }
 

@@ -6,7 +6,8 @@ measured, so that a resumed run computes what an uninterrupted one would have.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -14,6 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from optimus.backend import OptimusBackend
+from optimus.capture import Graphs
 from optimus.discovery import CallObserver
 from optimus.figures import Gain, Phase, Window, gain
 from optimus.packed_optimizer import PackedOptimizer
@@ -27,11 +29,31 @@ STATE_VERSION = 1
 MANY_TARGETS = 8
 
 
+@dataclass(frozen=True)
+class ChosenGraphs:
+    """The CUDA graphs of a run, and what tells the optimizers whose steps they may replace.
+
+    `objection` says why there are none though they were asked for.
+    """
+
+    graphs: Graphs | None = None
+    optimizers: Callable[[], Sequence[Optimizer]] = tuple
+    objection: str = ""
+
+    def remarks(self) -> Iterator[str]:
+        """What the user should know."""
+        if self.objection:
+            yield f"cuda_graphs=step fell back to off: {self.objection}"
+        if self.graphs is not None:
+            yield from self.graphs.remarks()
+
+
 class Takeover:
     """Runs the phases of one model's training, and has them measured.
 
     `saved` is an earlier `state()`. `optimizers` returns those that may step on packs of parameters
-    as one; it is asked when the optimised graph is compiled. Steps count training batches. Raises
+    as one; it is asked when the optimised graph is compiled. `graphs` gives the CUDA graphs to use
+    and the optimizers for them; it is asked then, too. Steps count training batches. Raises
     ValueError for targets that the model does not have.
     """
 
@@ -44,6 +66,7 @@ class Takeover:
         saved: Mapping[str, Any] | None = None,
         *,
         optimizers: Callable[[], Sequence[Optimizer]] = tuple,
+        graphs: Callable[[], ChosenGraphs] = ChosenGraphs,
     ) -> None:
         self.settings = settings
         self.root = root
@@ -56,6 +79,8 @@ class Takeover:
         self._installed: PhaseName | None = None
         self._observer: CallObserver | None = None
         self._optimizers = optimizers
+        self._choose_graphs = graphs
+        self._graphs = ChosenGraphs()
         self._packing = Packing()
         self._packer: PackedOptimizer | None = None
         self._restore(saved or {})
@@ -85,11 +110,15 @@ class Takeover:
             self.observe()
         else:
             self._install(phase)
+        if self._graphs.graphs is not None:
+            self._graphs.graphs.begin_step()
         self.recorder.begin_step(phase, step, self._compiled.get(phase))
 
     def end_step(self, batch: Any) -> list[Window]:
         """Call after a training step on `batch`; the windows that can be read now."""
         self.end_observation()
+        if self._graphs.graphs is not None:
+            self._graphs.graphs.end_step()
         return self.recorder.end_step(self.step - 1, batch)
 
     def finish(self) -> list[Window]:
@@ -175,7 +204,17 @@ class Takeover:
         compiled = [f"{n}: {r}" for n, c in self._compiled.items() for r in c.remarks()]
         fallbacks = [f"graph {g.index}: {g.fallback}" for g in self.report.graphs if g.fallback]
         unpacked = [f"packing: {r} ({n} times)" for r, n in self._packing.declined.items()]
-        return list(dict.fromkeys([*self.notes, *compiled, *fallbacks, *unpacked]))
+        graphs = self._graphs.remarks()
+        return list(dict.fromkeys([*self.notes, *compiled, *fallbacks, *unpacked, *graphs]))
+
+    def graphs_to_dict(self) -> dict[str, Any]:
+        """What ran as CUDA graphs, as plain data."""
+        found = self._graphs.graphs
+        return {
+            "cuda_graphs": self.settings.cuda_graphs,
+            "objection": self._graphs.objection,
+            **(found.to_dict() if found is not None else {}),
+        }
 
     def state(self) -> dict[str, Any]:
         """Plain data from which a run goes on exactly."""
@@ -238,8 +277,12 @@ class Takeover:
             self._pack_again()
         self._compiled[phase].install()
         self._installed = phase
+        if phase == "optimised" and self._graphs.graphs is not None:
+            self._graphs.graphs.install(self._graphs.optimizers())
 
     def _uninstall(self) -> None:
+        if self._graphs.graphs is not None:
+            self._graphs.graphs.release()
         if self._installed:
             self._compiled[self._installed].uninstall()
         self._installed = None
@@ -257,8 +300,14 @@ class Takeover:
         if phase == "optimised" and self.settings.packing:
             packing = self._packing
             self._pack_again()
-        backend = cast("Any", self.settings.backend(phase, packing))
-        return CompiledTargets(targets, backend, phase, self.settings.dynamic)
+        if phase == "optimised":
+            self._graphs = self._choose_graphs()
+        graphs = self._graphs.graphs
+        backend = cast("Any", self.settings.backend(phase, packing, graphs))
+        compiled = CompiledTargets(targets, backend, phase, self.settings.dynamic)
+        if graphs is not None:
+            compiled.recordings = lambda: graphs.recordings
+        return compiled
 
     def _pack_again(self) -> None:
         """Have packs adopted by the optimizers of this run, those made before and new ones."""

@@ -267,6 +267,7 @@ class CompiledTargets:
         self, targets: Sequence[Target], backend: Backend, tag: str, dynamic: bool | None = None
     ) -> None:
         self.backend = backend
+        self.recordings: Callable[[], int] = int  # CUDA graphs so far: none unless told otherwise
         self.targets = [CompiledTarget(target, backend, tag, dynamic) for target in targets]
 
     def install(self) -> None:

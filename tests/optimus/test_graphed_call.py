@@ -9,95 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from optimus.backend import OptimusBackend
 from optimus.graphed_call import _key_of, _objection
-from optimus.packed_optimizer import PackedOptimizer
-from optimus.packing import Packing
-from optimus.step_graphs import StepGraphs
+from tests.optimus.graph_loop import Loop
 from tests.optimus.rerun import Rerun
-
-
-class Towers(nn.Module):
-    """What is merged, packed, normalised over the batch and dropped at random."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.towers = nn.ModuleList(nn.Linear(4, 3) for _ in range(4))
-        self.norm = nn.BatchNorm1d(12)
-        self.drop = nn.Dropout(0.5)
-        self.head = nn.Linear(12, 1)
-        self.temperature = 1.0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        parts = torch.split(x, 4, 1)
-        y = torch.cat([t(p) for t, p in zip(self.towers, parts, strict=True)], 1)
-        return self.head(self.drop(self.norm(y))) * self.temperature
-
-
-class Loop:
-    """Training with or without graphs, on the same random numbers."""
-
-    def __init__(self, graphed: bool, make: Callable[[], nn.Module] = Towers) -> None:
-        torch._dynamo.reset()
-        torch.manual_seed(0)
-        self.module = make()
-        self.source = nn.Linear(16, 16)  # its gradient comes out of the graph
-        self.optimizer = torch.optim.AdamW([*self.module.parameters(), *self.source.parameters()])
-        self.graphs = StepGraphs(Rerun()) if graphed else None
-        packing = Packing(adopt=PackedOptimizer([self.optimizer]).adopt)
-        backend = OptimusBackend(
-            "batch_linears", inner="aot_eager", verify=False, packing=packing, graphs=self.graphs
-        )
-        self.forward = torch.compile(self.module, backend=backend)  # type: ignore[call-overload]
-        if self.graphs is not None:
-            self.graphs.install([self.optimizer])
-
-    def begin(self) -> None:
-        if self.graphs is not None:
-            self.graphs.begin_step()
-
-    def end(self) -> None:
-        if self.graphs is not None:
-            self.graphs.end_step()
-
-    def loss(self, step: int, rows: int = 8) -> torch.Tensor:
-        x = torch.randn(rows, 16, generator=torch.Generator().manual_seed(step))
-        return self.forward(self.source(x)).square().mean()
-
-    def step(
-        self,
-        step: int,
-        *,
-        rows: int = 8,
-        micro: int = 1,
-        calls: int = 1,
-        backwards: int = 1,
-        **zero_grad: Any,
-    ) -> float:
-        """A training step of `micro` batches, with several forwards or backwards for each."""
-        self.optimizer.zero_grad(**zero_grad)
-        total = 0.0
-        for i in range(micro):
-            self.begin()
-            losses = [self.loss(100 * j + step * micro + i, rows) for j in range(calls)]
-            loss = torch.stack(losses).sum()
-            for left in reversed(range(backwards)):
-                loss.backward(retain_graph=left > 0)
-            total += loss.item()
-            if i == micro - 1:
-                self.optimizer.step()
-            self.end()
-        return total
-
-    @property
-    def counts(self) -> dict[str, Any]:
-        assert self.graphs is not None
-        return self.graphs.to_dict()
-
-    @property
-    def replays(self) -> list[int]:
-        return [graph["replays"] for graph in self.counts["graphs"]]
-
 
 Losses = list[float]
 
