@@ -12,8 +12,10 @@ from torch import Tensor, nn
 
 from benchmarks.models import BenchmarkModel, Inputs
 from optimus.backend import OptimusBackend
+from optimus.capture import CudaCapture
 from optimus.packed_optimizer import PackedOptimizer
 from optimus.packing import Packing
+from optimus.step_graphs import StepGraphs
 
 Inner = Literal["inductor", "aot_eager"]
 
@@ -23,7 +25,7 @@ class Job:
     """A model in training under one provider; `step` is forward, backward and optimizer.
 
     `inner` is what stands in for Inductor: aot_eager compiles in no time and generates no code.
-    `notes` are read when all has been compiled.
+    `notes` are read when all has been compiled; `begin` is called before each step.
     """
 
     module: nn.Module
@@ -34,6 +36,7 @@ class Job:
     amp: bool
     inner: Inner = "inductor"
     notes: Callable[[], Iterator[str]] = field(default=lambda: iter(()))
+    begin: Callable[[], None] = lambda: None
 
     def logits(self) -> Tensor:
         """The forward pass."""
@@ -53,6 +56,7 @@ class Job:
 
     def step(self) -> None:
         """One training step."""
+        self.begin()
         self.forget()
         self.learn(self.logits())
 
@@ -147,6 +151,17 @@ def _optimus(
     return make
 
 
+def _replayed(job: Job) -> Callable[..., Tensor]:
+    """As OptimusCallback's cuda_graphs=step does it."""
+    graphs = StepGraphs(CudaCapture(job.labels.device))
+    packing = Packing(adopt=PackedOptimizer([job.optimizer]).adopt)
+    backend = OptimusBackend("all", inner=job.inner, packing=packing, graphs=graphs)
+    graphs.install([job.optimizer])
+    job.begin = graphs.begin_step
+    job.notes = lambda: iter([*_notes(backend, packing), *graphs.remarks(), str(graphs.to_dict())])
+    return torch.compile(job.module, backend=backend)  # type: ignore[call-overload]
+
+
 def _notes(backend: OptimusBackend, packing: Packing | None) -> Iterator[str]:
     yield backend.report.table()
     if packing is not None:
@@ -179,6 +194,7 @@ _ALL = (
     ),
     Provider("optimus_all_step_graph", _optimus("all"), whole_step=True),
     Provider("optimus_step_graph", _optimus("all", packed=True), whole_step=True),
+    Provider("optimus_cuda_graphs_step", _replayed, needs_gpu=True),
     Provider("fused_compile", _compile, fused=True),
     Provider("fused_step_graph", _compile, fused=True, whole_step=True),
 )
