@@ -42,9 +42,10 @@ def observe(module: torch.nn.Module, inputs: Sequence[Any], call: Callable[..., 
     known = _named(module, inputs)
     _note_outputs(outcome, known, outputs)
     generator = torch.Generator().manual_seed(2)
-    terms = [_project(out, generator) for out in outputs if _is_differentiable(out)]
-    if terms:
-        torch.stack(terms).sum().backward()  # type: ignore[no-untyped-call]
+    with torch.inference_mode(False), torch.enable_grad():  # of a caller's own, whatever the run's
+        terms = [_project(out, generator) for out in outputs if _is_differentiable(out)]
+        if terms:
+            torch.stack(terms).sum().backward()  # type: ignore[no-untyped-call]
     for name, tensor in known.items():
         outcome.values[name] = as_real(tensor.detach().clone())
         if tensor.is_leaf and tensor.requires_grad:

@@ -19,6 +19,7 @@ from optimus.backend import OptimusBackend
 from optimus.outcome import Outcome, fact_difference, observe, value_difference
 
 Shape = tuple[int, ...]
+Spec = Shape | Tensor | int | float
 GATES = {
     name: {"gate": "always"}
     for name in ("fuse_cross_layer", "fuse_dot_interaction", "fuse_narrow_mlp")
@@ -28,14 +29,15 @@ GATES = {
 @dataclass(frozen=True)
 class Case:
     """One graph. `inputs`: shapes of random tensors that require gradients, or tensors as they are;
-    a first size of 4 is the batch; these may be views of one another. `modes` are those it is
+    a first size of 4 is the batch; these may be views of one another. Of a negative size, and of a
+    number, each further call has one more. `modes` are those it is
     checked in: train, eval, no_grad, inference, autocast, double, dynamic (two batches), symbolic
     (torch.compile's dynamic=True), single (a batch of one), empty (no batch), again (two calls
     whose gradients add up), aot (under AOTAutograd)."""
 
     name: str
     forward: Callable[..., Any]
-    inputs: Sequence[Shape | Tensor]
+    inputs: Sequence[Spec]
     modules: Callable[[], dict[str, Any]]
     modes: tuple[str, ...]
     coarse: bool
@@ -49,7 +51,7 @@ class Graphs:
 
     def __call__(
         self,
-        *inputs: Shape | Tensor,
+        *inputs: Spec,
         modules: Callable[[], dict[str, Any]] = dict,
         modes: str = "train dynamic",
         coarse: bool = False,
@@ -77,6 +79,14 @@ _BATCHES = {
     "empty": (0,),
     "again": (4, 4),
 }
+
+
+def _at_call(spec: Spec, index: int) -> Spec:
+    if isinstance(spec, int | float):
+        return spec + index
+    if isinstance(spec, Tensor):
+        return spec
+    return tuple(index - size if size < 0 else size for size in spec)
 
 
 class _Module(nn.Module):
@@ -115,12 +125,13 @@ class _Run:
             symbolic = True if self.mode == "symbolic" else None
             call = torch.compile(module, backend=backend, dynamic=symbolic)
         found: list[Outcome] = []
-        for batch in _BATCHES.get(self.mode, (4,)):
+        for call_index, batch in enumerate(_BATCHES.get(self.mode, (4,))):
             given = copy.deepcopy(self.case.inputs)  # as a whole: views of one tensor stay such
-            inputs = [self._input(i, spec, batch, widen) for i, spec in enumerate(given)]
+            specs = [_at_call(spec, call_index) for spec in given]
+            inputs = [self._input(i, spec, batch, widen) for i, spec in enumerate(specs)]
             if self.mode == "dynamic":
                 for tensor in inputs:
-                    if tensor.dim() and tensor.shape[0] == batch:
+                    if isinstance(tensor, Tensor) and tensor.dim() and tensor.shape[0] == batch:
                         torch._dynamo.maybe_mark_dynamic(tensor, 0)
             with self._context(widen):
                 found.append(observe(module, inputs, call))
@@ -128,7 +139,9 @@ class _Run:
                 module.zero_grad(set_to_none=True)
         return found
 
-    def _input(self, i: int, spec: Shape | Tensor, batch: int, widen: bool) -> Tensor:
+    def _input(self, i: int, spec: Spec, batch: int, widen: bool) -> Any:
+        if isinstance(spec, int | float):
+            return spec
         if isinstance(spec, Tensor):
             if not widen or not spec.is_floating_point():
                 return spec

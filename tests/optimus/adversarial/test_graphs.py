@@ -15,11 +15,25 @@ from tests.optimus.adversarial import (
     numbers,
     operands,
     products,
+    returns,
+    sizes,
     writes,
 )
 from tests.optimus.adversarial.graphs import Case, check
 
-FILES = (layouts, numbers, layers, contexts, chains, operands, writes, products, norms)
+FILES = (
+    layouts,
+    numbers,
+    layers,
+    contexts,
+    chains,
+    operands,
+    writes,
+    products,
+    norms,
+    sizes,
+    returns,
+)
 EVERY = [p for file in FILES for p in file.graphs.params()]
 
 
