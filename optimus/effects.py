@@ -159,7 +159,8 @@ def is_random(target: str | torch._ops.OpOverload) -> bool:
         return torch.Tag.nondeterministic_seeded in target.tags
     if target not in _RANDOM_BY_NAME:
         packet = getattr(torch.ops.aten, target, None) if target.isidentifier() else None
-        _RANDOM_BY_NAME[target] = packet is not None and any(
+        # `__eq__` and its like are methods of every Python object, this one among them.
+        _RANDOM_BY_NAME[target] = isinstance(packet, torch._ops.OpOverloadPacket) and any(
             torch.Tag.nondeterministic_seeded in getattr(packet, overload).tags
             for overload in packet.overloads()
         )

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from optimus.effects import Effects, effects_of
+from optimus.effects import Effects, effects_of, is_random
 from tests.optimus.capture import Captured
 
 X = torch.rand(4, 4) / 2
@@ -210,3 +210,7 @@ def test_what_is_not_known_touches_everything() -> None:
 
     (found,) = all_effects(program, X, X.clone())
     assert found.barrier and found.random and len(found.writes) == 2
+
+
+def test_methods_of_every_object_draw_nothing() -> None:
+    assert not any(is_random(name) for name in ("__eq__", "__lt__", "__invert__", "__class__"))

@@ -215,3 +215,16 @@ def test_complex_numbers_are_compared_as_pairs_of_real_ones() -> None:
     verifier = Verifier(_graph(program), inputs)
     assert verifier.difference(_graph(regrouped)) is None
     assert "is off by" in str(verifier.difference(_graph(other)))
+
+
+def test_memory_may_be_shared_as_in_eager_mode_or_as_when_compiled() -> None:
+    def model(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x * 2
+        return y, torch.nn.functional.dropout(y, 0.5, False)
+
+    backend = OptimusBackend("all", inner="eager")
+    torch._dynamo.reset()
+    torch.compile(model, backend=backend)(torch.randn(3, 4))
+    graph = backend.report.graphs[0]
+    assert graph.verified == "verified"
+    assert not graph.dropped

@@ -250,7 +250,7 @@ def nothing_in_them(m, x, y, z):
         torch.cat(x.split(3, 1), 1), torch.stack(x.unbind(1)), [p.sum(1) for p in x.split(2, 1)],
         [p.sum(0) for p in x.split(2, 1)], y.sum(1), y.split([0, 0], 1), y @ torch.ones(0, 3),
         x @ torch.ones(6, 2), torch.stack([y, y]), y.view(4, 0, 3), F.linear(x, torch.ones(2, 6)),
-        x.mean(1), y.softmax(1), torch.cat([y, y], 0).split(4)[1], z.split(1), x.chunk(3, 0),
+        x.mean(1), y.softmax(1), torch.cat([y, y], 0).split(4)[1], x.chunk(3, 0),
         [F.layer_norm(p, (2,)) for p in x.split(2, 1)], x.flip(0), y.view(-1), F.normalize(y),
     ]  # fmt: skip
 
