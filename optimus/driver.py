@@ -228,7 +228,7 @@ class _Run:
 
 def _match(pattern: Pattern, node: Node) -> Match | Miss:
     if arguments(node) is None:
-        return Miss("says something that the canonical form cannot")
+        return Miss("writes in place, or says something else that the canonical form cannot")
     return pattern.match(node)
 
 

@@ -158,21 +158,19 @@ class Check:
         """Autograd lets nobody write to memory that one call has cut into several views, or read
         one of these after a write."""
         parts = [(o, n) for o, n in transaction.replaced.items() if _is_cut(n) and not is_fresh(o)]
+        news = [value_of(new) for old, new in parts if not _is_cut(old)]
+        # Alone among the ways to cut a tensor, tensor_split makes each view by itself.
+        news += [value_of(node) for node in transaction.respelled if _label(node) == "tensor_split"]
+        if news and (writers := self._legality.writers(news)):
+            return f"{_label(writers[0])} writes to memory that would be cut by one call"
+        ends = self._graph.output_node().all_input_nodes if news else ()
+        if storages_of(news) & memory_of(ends):
+            return "a view is returned of memory that would be cut by one call"
         for old, new in parts:
             place = transaction.before if new in transaction.made else new
             writer = self._legality.written_between((new,), place, old)
             if writer is not None:
                 return f"{_label(writer)} writes to it after the call that has cut it"
-        news = [value_of(new) for old, new in parts if not _is_cut(old)]
-        # Alone among the ways to cut a tensor, tensor_split makes each view by itself.
-        news += [value_of(node) for node in transaction.respelled if _label(node) == "tensor_split"]
-        if not news:
-            return None
-        if writers := self._legality.writers(news):
-            return f"{_label(writers[0])} writes to memory that would be cut by one call"
-        returned = [value_of(node) for node in self._graph.output_node().all_input_nodes]
-        if storages_of(returned) & storages_of(news):
-            return "a view is returned of memory that would be cut by one call"
         return None
 
     def _is_written(self, node: Node) -> bool:
