@@ -5,8 +5,9 @@
 Graphs of about 1,000, 3,000 and 10,000 nodes, written naively, as Dynamo would hand them over:
 `towers` (one tensor cut into branches of linear, layer norm, activation, linear, joined again),
 `slices` (the same in other words, unequal widths and activations, one weight for every third
-branch) and `chain` (no two operations alike side by side). Seconds are processor time on one core;
-`growth` is the exponent from the size before (1: linear).
+branch), `chain` (no two operations alike side by side) and `illustrative` (the graph of
+benchmarks/illustrative.py, of which its branches are nearly all). Seconds are processor time on one
+core; `growth` is the exponent from the size before (1: linear).
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ class GraphBuilder:
         self.graph = Graph()
         self.mode = FakeTensorMode(static_shapes=True)
         self._end = self.graph.output(())
+        self._first_call = self._end
 
     def input(self, *shape: int, requires_grad: bool = True) -> Node:
         """A placeholder, in front of all calls."""
-        first = next((n for n in self.graph.nodes if n.op != "placeholder"), self._end)
-        with self.graph.inserting_before(first), self.mode:
+        with self.graph.inserting_before(self._first_call), self.mode:
             node = self.graph.placeholder(f"p{len(self.graph.nodes)}")
             value = torch.empty(shape)
             parameter = torch.nn.Parameter(value) if requires_grad else value
@@ -64,6 +65,8 @@ class GraphBuilder:
                 node = self.graph.call_method(target, args, kwargs)
             else:
                 node = self.graph.call_function(target, args, kwargs)
+        if self._first_call is self._end:
+            self._first_call = node
         values, named = torch.fx.map_arg((args, kwargs), lambda n: n.meta["example_value"])
         with self.mode:
             if isinstance(target, str):
@@ -137,10 +140,30 @@ def chain(num_nodes: int) -> GraphModule:
     return builder.finish(h)
 
 
+def illustrative(num_nodes: int) -> GraphModule:
+    """Many small branches of few operations, as of `benchmarks.illustrative`."""
+    builder, count, width = GraphBuilder(), num_nodes // 9, 16
+    x = builder.input(BATCH, width * count, requires_grad=False)
+    params = [(builder.input(width, width), builder.input(width, width)) for _ in range(count)]
+    parts = builder.call(torch.split, x, width, 1)
+    branches: list[Node] = []
+    for i, (w, v) in enumerate(params):
+        h = builder.call(operator.getitem, parts, i)
+        h = builder.call(F.layer_norm, h, (width,), None, None, 1e-5)
+        h = builder.call(F.linear, h, w, None)
+        h = builder.call(F.layer_norm, h, (width,), None, None, 1e-5)
+        h = builder.call(torch.tanh, h)
+        h = builder.call(F.linear, h, v, None)
+        branches.append(builder.call(torch.tanh, h))
+    joined = builder.call(torch.cat, branches, 1)
+    return builder.finish(builder.call("mean", joined, 1, True))
+
+
 GRAPHS: dict[str, Callable[[int], GraphModule]] = {
     "towers": towers,
     "slices": slices,
     "chain": chain,
+    "illustrative": illustrative,
 }
 
 

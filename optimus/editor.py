@@ -17,11 +17,12 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, Node
 
+from optimus.evaluation import Evaluator
 from optimus.history import History
 from optimus.legality import Legality, storages_of, value_of
 from optimus.ops import OPS, canonical_call, op_of
 from optimus.transaction import Call, Check, Transaction
-from optimus.values import Unknown, evaluate, same_strides
+from optimus.values import Unknown, same_strides
 from optimus.values import is_view as is_view  # noqa: PLC0414 (for patterns)
 
 
@@ -46,7 +47,7 @@ class Editor:
         self.edits = 0
         self.changed: dict[Node, list[tuple[Node, Any]]] = {}
         self.history: History | None = None
-        self._mode = mode
+        self._evaluate = Evaluator(mode)
         self._check = Check(graph, legality, mode if strict else None)
         self._open: Transaction | None = None
         self._by_op: dict[str, dict[Node, None]] = {}
@@ -68,7 +69,7 @@ class Editor:
         transaction = self._transaction()
         assert old not in transaction.replaced, "replaced twice"
         transaction.replaced[old] = new
-        transaction.num_replaced_by[new] += 1
+        transaction.num_replaced_by[new] = transaction.num_replaced_by.get(new, 0) + 1
 
     def respell(self, node: Node, name: str, **arguments: Any) -> None:
         """Have `node` say the same of the same inputs in other words: call operation `name` with
@@ -142,7 +143,7 @@ class Editor:
         function = OPS[target].target if isinstance(target, str) else target
         context = self.legality.context(place)
         try:
-            value = evaluate(self._mode, context, function, args, kwargs)
+            value = self._evaluate(context, function, args, kwargs)
         except Unknown as reason:
             raise Refused(str(reason)) from reason
         node = self.graph.call_function(function, args, kwargs)
@@ -156,7 +157,7 @@ class Editor:
         """The value `node` has on its inputs' present values; raises Unknown."""
         assert node.op == "call_method" or callable(node.target)
         context = self.legality.context(node)
-        return evaluate(self._mode, context, node.target, node.args, dict(node.kwargs))
+        return self._evaluate(context, node.target, node.args, dict(node.kwargs))
 
     def is_alive(self, node: Node) -> bool:
         """Whether `node` is still part of the graph."""

@@ -29,7 +29,8 @@ from optimus.schedule import schedule
 
 log = logging.getLogger(__name__)
 
-Candidate = tuple[GroupPattern, Hashable]
+Candidate = tuple[GroupPattern, int]
+"""A pattern that a node suits, and the number of the key that it has for it."""
 LONELY = Miss("no other node like it can run beside it")
 
 
@@ -57,6 +58,8 @@ class GroupPass:
         self._strict = strict
         self._patient = patient
         self._differentiated = differentiated(editor.graph, editor.legality)
+        self._numbers: dict[Hashable, int] = {}
+        self._common: dict[tuple[Node, tuple[str, ...]], int | Miss] = {}
 
     def run(self) -> None:
         """Merge what can be merged; the graph keeps its order if nothing can."""
@@ -90,12 +93,23 @@ class GroupPass:
                 if company[key] < pattern.smallest_group:
                     self._record(pattern, LONELY, (node,), ALONE)
 
-    def _key(self, pattern: GroupPattern, node: Node) -> Hashable | Miss:
-        common = common_key(node, self._editor.legality.context(node), pattern.optional)
+    def _key(self, pattern: GroupPattern, node: Node) -> int | Miss:
+        common = self._common_key(node, pattern.optional)
         own = common if isinstance(common, Miss) else pattern.key(node)
         if isinstance(own, Miss):
             return own
-        return (pattern.name(), node in self._differentiated, common, freeze(own))
+        return self._number((pattern.name(), node in self._differentiated, common, freeze(own)))
+
+    def _common_key(self, node: Node, optional: tuple[str, ...]) -> int | Miss:
+        """Read once for all patterns that start from the node; nothing changes before all have."""
+        if (node, optional) not in self._common:
+            key = common_key(node, self._editor.legality.context(node), optional)
+            self._common[node, optional] = key if isinstance(key, Miss) else self._number(key)
+        return self._common[node, optional]
+
+    def _number(self, key: Hashable) -> int:
+        """A number that stands for `key`: long keys are compared once, not wherever nodes are."""
+        return self._numbers.setdefault(key, len(self._numbers))
 
     def _sweep(self, chosen: Mapping[Node, Candidate]) -> None:
         graph, legality = self._editor.graph, self._editor.legality
@@ -179,7 +193,7 @@ def _choose(candidates: Mapping[Node, Sequence[Candidate]]) -> dict[Node, Candid
     return chosen
 
 
-def _company(candidates: Mapping[Node, Sequence[Candidate]]) -> Counter[Hashable]:
+def _company(candidates: Mapping[Node, Sequence[Candidate]]) -> Counter[int]:
     return Counter(key for found in candidates.values() for _, key in found)
 
 

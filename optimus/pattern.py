@@ -12,6 +12,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
@@ -84,6 +85,7 @@ class Rewrite(ABC):
     """Whether presets select it; where not, it has to be named (and its text says why)."""
 
     @classmethod
+    @cache
     def name(cls) -> str:
         """The one name: that of the pattern's file."""
         return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from torch.fx import Node
@@ -24,8 +24,7 @@ from optimus.ops import arguments, op_of
 from optimus.values import static_size
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """`source[start : start + size]` along `dim`; with `dropped`, size is 1 and `dim` is gone."""
 
     source: Node
@@ -47,7 +46,7 @@ def piece_of(node: Node) -> Piece | None:
         outer = direct_piece(piece.source)
         if outer is None or outer.dropped or outer.dim != piece.dim:
             break
-        piece = replace(piece, source=outer.source, start=outer.start + piece.start)
+        piece = piece._replace(source=outer.source, start=outer.start + piece.start)
     return piece
 
 
@@ -251,7 +250,7 @@ def run_of(nodes: Sequence[Node]) -> Run | None:
 
 
 def _follows(before: Piece, after: Piece) -> bool:
-    return replace(before, start=before.stop) == after
+    return before._replace(start=before.stop) == after
 
 
 def region_of(nodes: Sequence[Node], dim: int) -> Piece | None:
@@ -269,7 +268,7 @@ def regions_of(nodes: Sequence[Node], dim: int) -> Iterator[tuple[Piece | None, 
         if piece is not None and (piece.dim != dim or piece.dropped):
             piece = None
         if run is not None and piece is not None and _continues(run, piece):
-            run = replace(run, size=run.size + piece.size)
+            run = run._replace(size=run.size + piece.size)
             continue
         if at:
             yield (run, nodes[start:at])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,7 +42,7 @@ class Transaction:
     replaces_effects: bool
     made: dict[Node, None] = field(default_factory=dict[Node, None])
     replaced: dict[Node, Node] = field(default_factory=dict[Node, Node])
-    num_replaced_by: Counter[Node] = field(default_factory=Counter[Node])
+    num_replaced_by: dict[Node, int] = field(default_factory=dict[Node, int])
     respelled: dict[Node, Call] = field(default_factory=dict[Node, Call])
 
     def reads(self) -> set[Node]:
@@ -80,8 +80,9 @@ class Check:
         leaves = transaction.leaves()
         if not all(self._legality.knows(node) for node in (*transaction.nodes, *leaves)):
             return "an earlier rewrite has taken away what it works on"
+        matched = set(transaction.nodes)
         for old, new in transaction.replaced.items():
-            if old not in transaction.nodes:
+            if old not in matched:
                 return f"replaces {_label(old)}, which is outside its match"
             if not same_type(value_of(old), value_of(new)):
                 return f"would change the type of {_label(old)}"
@@ -89,7 +90,7 @@ class Check:
                 return f"{_label(old)} lets no gradient through"
         return (
             self._place_objection(transaction)
-            or self._spelling_objection(transaction)
+            or self._spelling_objection(transaction, matched)
             or self._identity_objection(transaction)
             or self._parts_objection(transaction)
             or self._work_objection(transaction)
@@ -118,10 +119,10 @@ class Check:
                 return f"{_label(old)} is read before the place of its replacement"
         return None
 
-    def _spelling_objection(self, transaction: Transaction) -> str | None:
+    def _spelling_objection(self, transaction: Transaction, matched: Set[Node]) -> str | None:
         """Other words for a call read what it read, and, checked if strict, mean what it meant."""
         for node, call in transaction.respelled.items():
-            if node not in transaction.nodes or node in transaction.replaced:
+            if node not in matched or node in transaction.replaced:
                 return f"says {_label(node)} in other words, which is outside its match"
             inputs: list[Node] = []
             torch.fx.map_arg(call[1:], inputs.append)
@@ -146,6 +147,8 @@ class Check:
             for old in transaction.replaced
             if not is_fresh(old) and (end in old.users or self._is_written(old))
         ]
+        if not returned:
+            return None
         news = Counter(transaction.replaced[old] for old in returned)
         for old in returned:
             new = transaction.replaced[old]

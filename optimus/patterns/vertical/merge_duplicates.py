@@ -11,7 +11,7 @@ a coarser type whose gradients would be added up in it.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -100,7 +100,7 @@ def _key(node: Node, twins: Mapping[Node, Node]) -> Hashable | None:
     """Equal for calls that compute the same; None for a call that cannot be compared."""
     piece = piece_of(node)
     if piece is not None:
-        return replace(piece, source=twins.get(piece.source, piece.source))
+        return piece._replace(source=twins.get(piece.source, piece.source))
     try:
         key = (node.op, node.target, _frozen(node.args, twins), _frozen(node.kwargs, twins))
         hash(key)

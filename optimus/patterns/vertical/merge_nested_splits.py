@@ -11,7 +11,7 @@ Needs: one dimension, and that parts which are cut further are used for nothing 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -79,7 +79,7 @@ def _match_select(node: Node, piece: Piece) -> Match | Miss:
     outer = direct_piece(piece.source)
     if outer is None or outer.dropped or outer.dim != piece.dim:
         return Miss("not a place in a part of a tensor")
-    whole = replace(piece, source=outer.source, start=outer.start + piece.start)
+    whole = piece._replace(source=outer.source, start=outer.start + piece.start)
     return Match((node, piece.source), values={"pieces": {node: whole}})
 
 
@@ -87,7 +87,7 @@ def _inner(part: Node, outer: Piece) -> dict[Node, Piece]:
     """What `part` is cut into, as pieces of what it was cut from; empty if it is used otherwise."""
     taken, others = parts_taken(part, outer.dim)
     pieces = {
-        node: replace(piece, source=outer.source, start=outer.start + piece.start)
+        node: piece._replace(source=outer.source, start=outer.start + piece.start)
         for node, piece in taken.items()
     }
     ranges = sorted({(piece.start, piece.stop) for piece in pieces.values()})
