@@ -83,7 +83,7 @@ def _values(program: Program, expected: list[Outcome], actual: list[Outcome]) ->
 
 def _plain(program: Program, inner: str) -> list[Outcome]:
     try:
-        return run(program, OptimusBackend("none", inner=inner))
+        return run(program, OptimusBackend("none", inner=inner, strict=True))
     except Exception as error:
         raise Discarded("the plain compiler refuses it") from error
 
