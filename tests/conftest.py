@@ -1,4 +1,8 @@
-"""What all tests share: GPU tests are skipped without a GPU, slow ones run last."""
+"""What all tests share: GPU tests are skipped without a GPU, slow ones run last.
+
+Where processes share the files of tests, those with slow ones go first: none is left with a long
+file of its own at the end.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +21,10 @@ if not torch.cuda.is_available():
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip `gpu` tests where there is no CUDA device and move `slow` ones behind the others."""
+    """Skip `gpu` tests where there is no CUDA device, and put them in order."""
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
-    items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
+    shared = "PYTEST_XDIST_WORKER" in os.environ
+    items.sort(key=lambda item: item.get_closest_marker("slow") is not None, reverse=shared)

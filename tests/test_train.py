@@ -17,7 +17,6 @@ import torch
 
 from tests import processes
 
-pytestmark = pytest.mark.xdist_group("train")  # they share a run
 # 40 steps, small tables and layers; the rewritten graph runs as it is.
 SMALL = (
     "trainer.accelerator=cpu",

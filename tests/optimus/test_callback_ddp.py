@@ -12,8 +12,6 @@ import pytest
 
 from tests import processes
 
-pytestmark = pytest.mark.xdist_group("ddp")  # they share two ranks
-
 PROGRAM = """
     import json, sys
     from pathlib import Path
