@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, Node
 
 from optimus.legality import Legality, memory_of, storages_of, value_of
-from optimus.ops import op_of
+from optimus.ops import name_of, op_of
 from optimus.values import (
     Unknown,
     evaluate,
@@ -141,19 +141,14 @@ class Check:
 
     def _identity_objection(self, transaction: Transaction) -> str | None:
         """A view that is returned is a tensor of its own, not one that the caller has already."""
-        end = self._graph.output_node()
-        returned = [
-            old
-            for old in transaction.replaced
-            if not is_fresh(old) and (end in old.users or self._is_written(old))
-        ]
+        returned = [old for old in transaction.replaced if not is_fresh(old) and self._is_seen(old)]
         if not returned:
             return None
         news = Counter(transaction.replaced[old] for old in returned)
         for old in returned:
             new = transaction.replaced[old]
             is_input = new.op in ("placeholder", "get_attr")
-            if is_input or end in new.users or news[new] > 1 or self._is_written(new):
+            if is_input or news[new] > 1 or self._is_seen(new):
                 return f"{_label(old)} is returned as a tensor of its own"
         return None
 
@@ -176,9 +171,16 @@ class Check:
                 return f"{_label(writer)} writes to it after the call that has cut it"
         return None
 
-    def _is_written(self, node: Node) -> bool:
-        """Whether a call writes to it, which returns the very tensor that it wrote to."""
-        return any(node in self._legality.effects(user).writes for user in node.users)
+    def _is_seen(self, node: Node) -> bool:
+        """Whether the caller may get the very tensor: it is returned, a call writes to it, which
+        returns what it wrote to, or one may give it back where it has nothing to do (flatten)."""
+        end = self._graph.output_node()
+        return any(
+            user is end
+            or node in self._legality.effects(user).writes
+            or (_may_give_back(user, node) and self._is_seen(user))
+            for user in node.users
+        )
 
     def _work_objection(self, transaction: Transaction) -> str | None:
         """All work moves to one place: it must be pure and run under that place's state."""
@@ -288,6 +290,23 @@ class Check:
         new = transaction.replaced[old]
         same = storages_of(value_of(old)) == storages_of(value_of(new))
         return same or transaction.takes_over(old)
+
+
+def _may_give_back(call: Node, argument: Node) -> bool:
+    """Whether the call may return its argument itself."""
+    value, own = value_of(argument), value_of(call)
+    if name_of(call) in _NEW_TENSORS or not isinstance(own, torch.Tensor):
+        return False
+    return not is_fresh(call) and same_type(value, own) and same_strides(value, own)
+
+
+# Views that are tensors of their own even where they show all of their source as it is.
+_NEW_TENSORS = {
+    *("chunk", "dsplit", "hsplit", "split", "tensor_split", "unbind", "vsplit"),
+    *("getitem", "narrow", "select"),
+    *("expand", "reshape", "squeeze", "unflatten", "unsqueeze"),
+    *("movedim", "permute", "t", "transpose", "detach"),
+}
 
 
 def _is_cut(node: Node) -> bool:

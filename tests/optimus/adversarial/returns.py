@@ -44,6 +44,16 @@ def parts_of_result_returned(m, x):
 
 
 @graphs((4, 6), modes="train no_grad")
+def views_given_back_by_idle_calls(m, x):
+    y = x * 2
+    same = y.view(4, 6)
+    return (
+        x[:, 0:6].flatten(1), x.view(4, 6).contiguous(), F.dropout(x[:], 0.5, False),
+        x.reshape(4, 6).to(torch.float32).float(), y, same.flatten(1), same.to(y.dtype),
+    )  # fmt: skip
+
+
+@graphs((4, 6), modes="train no_grad")
 def whole_and_parts_returned(m, x):
     y = torch.cat([p.exp() for p in x.split(2, 1)], 1)
     a, b, c = y.split(2, 1)
