@@ -14,7 +14,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from optimus.editor import Editor
 from optimus.functionalize import functionalize
-from optimus.gradients import GradientContract
+from optimus.gradients import GradientContract, leaves_no_grad
 from optimus.grouping import GroupPass, attempt, record
 from optimus.history import History
 from optimus.layout import OutputContract, settle
@@ -69,14 +69,14 @@ def rewrite(
     """Run `phases` over `module.graph` in place; the module is recompiled.
 
     The graph needs fake values (`node.meta["example_value"]`), as Dynamo leaves them; one that runs
-    torch.func's transforms inside stays as it is. A pattern
-    that raises is left out from there on and its record says so; `strict` lets it raise. Raises
-    Refused when what the graph returns cannot be kept as it was, and Endless when the graph grows
-    without end; the graph is then of no use.
+    torch.func's transforms inside stays as it is, as does one that lets gradients out of the
+    caller's no_grad. A pattern that raises is left out from there on and its record says so;
+    `strict` lets it raise. Raises Refused when what the graph returns cannot be kept as it was, and
+    Endless when the graph grows without end; the graph is then of no use.
     """
     graph = module.graph
     mode = fake_mode_of(graph)
-    if mode is None or is_transformed(graph):
+    if mode is None or is_transformed(graph) or leaves_no_grad(graph):
         return []
     contract = OutputContract(graph)
     first = functionalize(graph, mode)

@@ -14,7 +14,7 @@ import torch
 from torch.fx import Graph, Node
 
 from optimus.editor import Editor, Refused
-from optimus.legality import Legality, memory_of, value_of
+from optimus.legality import Legality, memory_of, storages_of, value_of
 from optimus.values import requires_grad
 
 
@@ -35,6 +35,16 @@ class GradientContract:
         lost = sorted(self._leaves - now)
         if lost:
             _add_nothing_of(lost, editor)
+
+
+def leaves_no_grad(graph: Graph) -> bool:
+    """Whether a view of an input is returned that requires a gradient though the caller runs under
+    no_grad: whether AOTAutograd gives it one depends on the calls that made it."""
+    if torch.is_grad_enabled():
+        return False
+    given = storages_of([value_of(node) for node in graph.nodes if node.op == "placeholder"])
+    returned = [node for node in graph.output_node().all_input_nodes if node.op != "placeholder"]
+    return any(requires_grad(value_of(n)) and storages_of(value_of(n)) & given for n in returned)
 
 
 def _leaves(graph: Graph, legality: Legality) -> set[Node]:

@@ -23,7 +23,7 @@ def loader(batches: int = 12, odd: int = 0) -> DataLoader[Any]:
     """Batches of four samples; with `odd` a last one of that many."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(batches * BATCH + odd, WIDTH, generator=generator)
-    return DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), BATCH)
+    return DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=BATCH)
 
 
 def trainer(path: Path, *callbacks: pl.Callback, **given: Any) -> pl.Trainer:

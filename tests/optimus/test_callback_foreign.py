@@ -221,7 +221,7 @@ def test_the_older_package_of_lightning_takes_the_same_callback(tmp_path: Path) 
         callback = OptimusCallback(baseline_steps=8, warmup_steps=1, window=2, inner="eager")
         fit = old.Trainer(max_epochs=1, accelerator="cpu", callbacks=[callback], logger=False,
                           default_root_dir=sys.argv[1], enable_checkpointing=False)
-        fit.fit(Module(), DataLoader(TensorDataset(torch.randn(72, 4)), 4))
+        fit.fit(Module(), DataLoader(TensorDataset(torch.randn(72, 4)), batch_size=4))
         assert callback.summary()["gain"]["qps"] is not None
         assert isinstance(callback, OptimusCallback)
         import pickle
@@ -269,7 +269,7 @@ def test_a_torchrec_model_is_compiled_where_it_takes_tensors(tmp_path: Path) -> 
     )
     callback = optimus()
     fit = trainer(tmp_path, callback)
-    fit.fit(Recommender(), torch.utils.data.DataLoader(data, 4))
+    fit.fit(Recommender(), torch.utils.data.DataLoader(data, batch_size=4))
     found = callback.summary()
     assert found["targets"] == ["model.dense_arch", "model.over_arch"]
     assert found["gain"]["qps"] is not None, found["gain"]["qps_note"]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from optimus.backend import OptimusBackend
 from optimus.editor import Editor, Refused
 from optimus.pattern import Match
 from tests.optimus.capture import names, refused, rewritten
@@ -131,3 +132,20 @@ def test_view_made_under_no_grad_stays() -> None:
 
     reason = refused(program, inputs(), local("reshape", lambda node: Match((node,)), to_source))
     assert reason == "reshape lets no gradient through"
+
+
+def test_a_gradient_that_leaves_the_callers_no_grad_is_that_of_the_plain_compiler() -> None:
+    def part(x: Tensor) -> Tensor:
+        part = torch.split(torch.split(x, 4, 1)[1], [2, 1], 0)[1]
+        with torch.enable_grad():
+            return part.unsqueeze(1)
+
+    x = torch.randn(3, 6, requires_grad=True)
+    for patterns in ("none", "all"):
+        torch._dynamo.reset()
+        backend = OptimusBackend(patterns, inner="aot_eager", strict=True, verify=False)
+        compiled = torch.compile(part, backend=backend)  # type: ignore[call-overload]
+        with torch.no_grad():
+            found = compiled(x)
+        assert found.requires_grad
+        assert not found.is_leaf, patterns
