@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from optimus.packing import Pack
+from optimus.packs import Pack, joined
 
 _ELEMENTWISE: tuple[type[Optimizer], ...] = (
     torch.optim.SGD,
@@ -216,10 +216,9 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _joined(states: Sequence[Any], pack: Pack) -> dict[str, Any]:
-    join = torch.stack if pack.parts[0].stacked else torch.cat
     shape = pack.parameters[0].shape
     return {
-        name: join([state[name] for state in states])
+        name: joined([state[name] for state in states], pack)
         if isinstance(value, torch.Tensor) and value.shape == shape
         else value
         for name, value in states[0].items()

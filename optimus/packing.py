@@ -1,108 +1,34 @@
 """Store parameters that a rewritten graph stacks as one tensor, so that the stack is no copy.
 
 A horizontal rewrite reads `stack([W_1, ..., W_N])`: N copies on every step, saved again for
-backward. Here the parameters are moved into one contiguous tensor once, each module keeping its own
-`nn.Parameter` as a view of it: the same objects, names, shapes and values as before, for the state
-dict, the optimizer, hooks and everybody else. The compiled graph takes the whole tensor instead of
-its parts, and the gradient of the whole is handed to the parts as views, without a copy.
+backward. Here the parameters are moved into one contiguous tensor once (optimus.packs). The
+compiled graph takes the whole tensor instead of its parts, and the gradient of the whole is handed
+to the parts as views, without a copy. Buffers that the graph updates are stored alike
+(optimus.updates).
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from operator import is_
+from typing import Any
 
 import torch
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
+from optimus.joins import Join, read_join
 from optimus.legality import Legality, storages_of, tensor_of, value_of
-from optimus.ops import arguments, op_of
+from optimus.packs import Pack, Part, View, ids, joined, objection
+from optimus.updates import Counters, counters_of, drop_write_backs, is_buffer, is_written_back
 from optimus.values import fake_mode_of
 
 Compiled = Callable[..., Any]
 
-
-@dataclass(frozen=True)
-class Part:
-    """Where a parameter lies in its pack: rows `start` to `stop`, or row `start` if `stacked`."""
-
-    start: int
-    stop: int
-    stacked: bool
-
-    def of(self, whole: torch.Tensor) -> torch.Tensor:
-        """This part of a tensor laid out as the pack."""
-        return whole[self.start] if self.stacked else whole[self.start : self.stop]
-
-
-@dataclass(eq=False)
-class Pack:
-    """Parameters stored in `whole`, in order.
-
-    The gradient goes to the parameters, as views; or, once an optimizer has adopted the pack, to
-    `leaf`, which is `whole` as a parameter of its own.
-    """
-
-    whole: torch.Tensor
-    parameters: tuple[nn.Parameter, ...]
-    parts: tuple[Part, ...]
-    leaf: nn.Parameter | None = None
-
-    def is_intact(self) -> bool:
-        """Whether every parameter still is its part of `whole` (`module.to()` moves it away)."""
-        return all(p.data_ptr() == a for p, a in zip(self.parameters, self._addresses, strict=True))
-
-    def restore(self) -> None:
-        """Move parameters that have left back into the pack, with the values they have now."""
-        for parameter, part in zip(self.parameters, self.parts, strict=True):
-            place = part.of(self.whole)
-            if parameter.data_ptr() != place.data_ptr():
-                place.copy_(parameter.detach())
-                parameter.data = place
-
-    def make_leaf(self) -> nn.Parameter:
-        """Let gradients gather in `leaf`, together with those that the parameters have already.
-
-        A parameter that is used outside the graphs compiled with this pack still receives its
-        gradient there; it is added to the leaf's at once.
-        """
-        leaf = self.leaf = nn.Parameter(self.whole)
-        for parameter, part in zip(self.parameters, self.parts, strict=True):
-            self._move_gradient(parameter, part)
-            hook = functools.partial(self._move_gradient, part=part)
-            self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
-        return leaf
-
-    def drop_leaf(self) -> None:
-        """Let gradients go to the parameters again."""
-        leaf, self.leaf = self.leaf, None
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
-        if leaf is not None and leaf.grad is not None:
-            for parameter, part in zip(self.parameters, self.parts, strict=True):
-                parameter.grad = part.of(leaf.grad).clone()
-
-    def _move_gradient(self, parameter: torch.Tensor, part: Part) -> None:
-        if self.leaf is None or parameter.grad is None:
-            return
-        if self.leaf.grad is None:
-            self.leaf.grad = torch.zeros_like(self.whole)
-        part.of(self.leaf.grad).add_(parameter.grad)
-        parameter.grad = None
-
-    def dissolve(self) -> None:
-        """Give every parameter memory of its own again."""
-        for parameter in self.parameters:
-            parameter.data = parameter.detach().clone()
-
-    def __post_init__(self) -> None:
-        self._addresses = [part.of(self.whole).data_ptr() for part in self.parts]
-        self._hooks: list[Any] = []
+MANY_MODULES = 64
+"""For so many modules that share one graph, packs are made; parameters of more are copied."""
 
 
 @dataclass
@@ -126,19 +52,23 @@ class Packing:
         Makes packs for stacks and cats of parameters first. Returns the module (changed in place),
         its new inputs, and what to wrap its compiled form in so that it takes the old inputs.
         """
-        placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+        graph = module.graph
+        placeholders = [node for node in graph.nodes if node.op == "placeholder"]
         given = dict(zip(placeholders, inputs, strict=True))
         self._drop_moved()
-        exposed = _exposed_storages(module.graph)
-        for join in list(module.graph.nodes):
-            if not storages_of(value_of(join)) & exposed:
-                self._consider(join, given)
-        used = [p for p in self.packs if any(id(x) in _ids(p.parameters) for x in inputs)]
+        legality = Legality(graph)
+        for join in _joins(graph, legality, given):
+            self._consider(join.members, join.parts, join.node, given)
+        counters = counters_of(graph, given)
+        for counter in counters:
+            self._consider(counter.members, counter.parts, None, given)
+        used = [p for p in self.packs if any(id(x) in ids(p.members) for x in inputs)]
         if not used:
             return module, list(inputs), lambda compiled: compiled
-        wholes, kept = _substitute(module.graph, used, given)
+        slots, wholes, kept = _Substitution(graph, used, given).run(legality, counters)
         module.recompile()
-        return module, [*wholes, *(inputs[i] for i in kept)], _Calls(used, kept).wrap
+        calls = _Calls([_Slot(self, pack, at) for pack, at in zip(used, slots, strict=True)], kept)
+        return module, [*wholes, *(inputs[i] for i in kept)], calls.wrap
 
     def dissolve(self) -> None:
         """Undo all packing."""
@@ -146,188 +76,260 @@ class Packing:
             pack.dissolve()
         self.packs.clear()
 
-    def _drop_moved(self) -> None:
-        """Forget packs whose parameters have been moved to another device or type for good."""
-        stays = [p for p in self.packs if p.parameters[0].device == p.whole.device]
-        self.packs = [p for p in stays if p.parameters[0].dtype == p.whole.dtype]
+    def make(self, members: Sequence[Any], parts: Sequence[Part], shape: Sequence[int]) -> Pack:
+        """A new pack of `members`, stepped on by their optimizer where it can."""
+        pack = Pack.of(members, parts, shape)
+        self.packs.append(pack)
+        if self.adopt is not None and not pack.holds_buffers:
+            reason = self.adopt(pack)
+            if reason is not None:
+                self._decline(f"not one leaf to the optimizer: {reason}")
+        return pack
 
-    def _consider(self, join: Node, given: dict[Node, Any]) -> None:
-        stacked = _joined_placeholders(join, given)
-        if stacked is None:
-            return
-        parameters = [given[node] for node in stacked]
-        owners = {id(owner) for p in parameters if (owner := self._pack_of(p)) is not None}
-        if owners:
-            if len(owners) > 1 or self._pack_of(parameters[0]) is None:
+    def find(self, members: Sequence[Any], at: Sequence[int], like: Pack) -> Pack | None:
+        """The pack laid out as `like` whose members number `at` are `members`."""
+        alike = [
+            p for p in self.packs if (p.parts, p.whole.shape) == (like.parts, like.whole.shape)
+        ]
+        for pack in alike:
+            if all(pack.members[i] is m for i, m in zip(at, members, strict=True)):
+                return pack
+        return None
+
+    def has(self, tensor: Any) -> bool:
+        """Whether `tensor` is in a pack."""
+        return any(id(tensor) in ids(pack.members) for pack in self.packs)
+
+    def _drop_moved(self) -> None:
+        """Forget packs whose members have been moved to another device or type for good."""
+        stays = [p for p in self.packs if p.members[0].device == p.whole.device]
+        self.packs = [p for p in stays if p.members[0].dtype == p.whole.dtype]
+
+    def _consider(
+        self,
+        nodes: Sequence[Node],
+        parts: Sequence[Part],
+        join: Node | None,
+        given: dict[Node, Any],
+    ) -> None:
+        members = [given[node] for node in nodes]
+        if any(map(self.has, members)):
+            if not any(_place(pack, members, parts) is not None for pack in self.packs):
                 self._decline("parameters are in packs already, grouped otherwise")
             return
-        reason = _objection(parameters)
+        reason = objection(members)
         if reason is not None:
             self._decline(reason)
             return
-        op = op_of(join)
-        pack = _make_pack(parameters, op is not None and op.name == "stack")
-        self.packs.append(pack)
-        reason = self.adopt(pack) if self.adopt is not None else None
-        if reason is not None:
-            self._decline(f"not one leaf to the optimizer: {reason}")
-
-    def _pack_of(self, parameter: nn.Parameter) -> Pack | None:
-        return next((p for p in self.packs if id(parameter) in _ids(p.parameters)), None)
+        tensor = tensor_of(join)
+        self.make(members, parts, tensor.shape if tensor is not None else (len(members),))
 
     def _decline(self, reason: str) -> None:
         self.declined[reason] = self.declined.get(reason, 0) + 1
 
 
-def _exposed_storages(graph: Graph) -> frozenset[int]:
-    """Memory that is written or returned: there a join must stay the copy that it is."""
-    legality = Legality(graph)
+def _joins(graph: Graph, legality: Legality, given: dict[Node, Any]) -> list[Join]:
+    """Joins of parameters, or of buffers, that may be stored as such; the outermost first."""
     returned = storages_of([value_of(node) for node in graph.output_node().all_input_nodes])
-    return returned | frozenset(legality.written_storages)
-
-
-def _ids(parameters: Iterable[nn.Parameter]) -> set[int]:
-    return {id(p) for p in parameters}
-
-
-def _joined_placeholders(join: Node, given: dict[Node, Any]) -> list[Node] | None:
-    """The inputs of a stack or cat along the first dimension, if all are parameters."""
-    op, values = op_of(join), arguments(join)
-    if op is None or values is None or op.name not in ("stack", "cat") or values["dim"] != 0:
-        return None
-    nodes: Any = values["tensors"]
-    if not isinstance(nodes, list | tuple) or len(nodes) < 2:
-        return None
-    if not all(isinstance(given.get(node), nn.Parameter) for node in nodes):
-        return None
-    return list(nodes)
-
-
-def _objection(parameters: Sequence[nn.Parameter]) -> str | None:
-    first = parameters[0]
-    if len(_ids(parameters)) < len(parameters):
-        return "a parameter stands twice in the stack"
-    for p in parameters:
-        if type(p) is not nn.Parameter or not p.is_leaf:
-            return "a parameter of a special class"
-        if (p.dtype, p.device, p.requires_grad) != (first.dtype, first.device, first.requires_grad):
-            return "parameters differ in type, device or requires_grad"
-        if not p.is_contiguous() or p.untyped_storage().nbytes() != p.numel() * p.element_size():
-            return "a parameter is a view or not contiguous"
-    return None
-
-
-def _make_pack(parameters: Sequence[nn.Parameter], stacked: bool) -> Pack:
-    """Copy the parameters side by side and make each a view of its part."""
-    with torch.no_grad():
-        whole = (torch.stack if stacked else torch.cat)([p.detach() for p in parameters])
-    ends = list(itertools.accumulate(1 if stacked else p.shape[0] for p in parameters))
-    parts = tuple(Part(a, b, stacked) for a, b in zip([0, *ends], ends, strict=False))
-    pack = Pack(whole, tuple(parameters), parts)
-    for parameter, part in zip(parameters, parts, strict=True):
-        parameter.data = part.of(whole)
-    return pack
-
-
-def _substitute(
-    graph: Graph, packs: Sequence[Pack], given: dict[Node, Any]
-) -> tuple[list[torch.Tensor], list[int]]:
-    """Replace placeholders of packed parameters by placeholders of packs.
-
-    Returns example inputs for the packs, which come first, and the positions of the placeholders
-    that stay, in order.
-    """
-    by_id = {id(x): node for node, x in given.items()}
-    placeholders = _whole_placeholders(graph, packs)
-    for pack, whole in zip(packs, placeholders, strict=True):
-        _use_whole(graph, whole, [by_id.get(id(p)) for p in pack.parameters], pack)
-    gone = {node for node, x in given.items() if any(id(x) in _ids(p.parameters) for p in packs)}
-    for node in gone:
-        graph.erase_node(node)
-    wholes = [whole.meta["example_value"] for whole in placeholders]
-    return wholes, [i for i, node in enumerate(given) if node not in gone]
-
-
-def _whole_placeholders(graph: Graph, packs: Sequence[Pack]) -> list[Node]:
-    mode = fake_mode_of(graph)
-    made: list[Node] = []
-    with graph.inserting_before(next(iter(graph.nodes))):
-        for position, pack in enumerate(packs):
-            node = graph.placeholder(f"optimus_pack_{position}")
-            value = pack.whole.detach().requires_grad_(pack.parameters[0].requires_grad)
-            # Fake with static sizes, as those of parameters are: given the data, the compiler would
-            # make the sizes dynamic, and could not tell by which input to guard them.
-            fake = mode.from_tensor(value, static_shapes=True) if mode is not None else value
-            node.meta["example_value"] = fake
-            # As Dynamo marks parameters: the address stays, so CUDA graphs need not copy it.
-            node.meta["tensor_dict"] = {"_dynamo_static_input_type": "unguarded"}
-            made.append(node)
-    return made
-
-
-def _use_whole(graph: Graph, whole: Node, nodes: Sequence[Node | None], pack: Pack) -> None:
-    """Joins of exactly the pack become `whole`; any other use of a parameter becomes a view."""
-    for join in [user for node in nodes[:1] if node is not None for user in node.users]:
-        values, op = arguments(join), op_of(join)
-        if op is not None and values is not None and _is_pack(op.name, values, nodes, pack):
-            join.replace_all_uses_with(whole)
-            graph.erase_node(join)
-    body = next(node for node in graph.nodes if node.op != "placeholder")
-    for node, part in zip(nodes, pack.parts, strict=True):
-        if node is None or not node.users:
+    found: list[Join] = []
+    for node in reversed(list(graph.nodes)):
+        memory = storages_of(value_of(node))
+        if memory & returned:
             continue
-        with graph.inserting_before(body):
-            view = (
-                graph.call_function(torch.select, (whole, 0, part.start))
-                if part.stacked
-                else graph.call_function(
-                    torch.narrow, (whole, 0, part.start, part.stop - part.start)
-                )
-            )
-        view.meta["example_value"] = tensor_of(node)
-        node.replace_all_uses_with(view)
+        if not memory & legality.written_storages:  # else it must stay the copy that it is
+            join = read_join(node, lambda n: isinstance(given.get(n), nn.Parameter))
+            if join is not None:
+                found.append(join)
+                continue
+        join = read_join(node, lambda n: is_buffer(n, given))
+        if join is not None and is_written_back(join, legality):
+            found.append(join)
+    return found
 
 
-def _is_pack(name: str, values: dict[str, Any], nodes: Sequence[Node | None], pack: Pack) -> bool:
-    wanted = "stack" if pack.parts[0].stacked else "cat"
-    return name == wanted and values["dim"] == 0 and list(values["tensors"]) == list(nodes)
+def _place(pack: Pack, members: Sequence[Any], parts: Sequence[Part]) -> tuple[View, ...] | None:
+    """The views of `pack` that show a join of `members`, as its `parts`; None if none do."""
+    places = {id(m): part.views for m, part in zip(pack.members, pack.parts, strict=True)}
+    first = places.get(id(members[0]))
+    if first is None:
+        return None
+    front = first[: len(first) - len(parts[0].views)]
+    inside = [views for views in places.values() if views[: len(front)] == front]
+    if len(inside) != len(members):
+        return None
+    for member, part in zip(members, parts, strict=True):
+        if places.get(id(member)) != (*front, *part.views):
+            return None
+    return front
+
+
+class _Substitution:
+    """Puts packs as inputs in the place of the members that a graph takes."""
+
+    def __init__(self, graph: Graph, packs: Sequence[Pack], given: dict[Node, Any]) -> None:
+        self._graph = graph
+        self._packs = packs
+        self._given = given
+        self._nodes = {id(x): node for node, x in given.items()}
+        self._erased: set[Node] = set()
+
+    def run(
+        self, legality: Legality, counters: Sequence[Counters]
+    ) -> tuple[list[list[int | None]], list[torch.Tensor], list[int]]:
+        """Returns, for each pack, where its members stand among the old inputs; example inputs for
+        the packs, which come first among the new ones; and the positions of the inputs that stay.
+        """
+        wholes = self._placeholders()
+        position = {node: i for i, node in enumerate(self._given)}
+        found = [[self._nodes.get(id(m)) for m in pack.members] for pack in self._packs]
+        slots = [[None if n is None else position[n] for n in nodes] for nodes in found]
+        for join in _joins(self._graph, legality, self._given):
+            if join.node not in self._erased:
+                self._replace_join(join, wholes)
+        for counter in counters:
+            self._replace_counters(counter, wholes)
+        gone: set[Node] = set()
+        for pack, whole, nodes in zip(self._packs, wholes, found, strict=True):
+            for node, part in zip(nodes, pack.parts, strict=True):
+                if node is not None:
+                    gone.add(node)
+                    if node.users:
+                        node.replace_all_uses_with(self._view(whole, part.views))
+        for node in gone:
+            self._graph.erase_node(node)
+        kept = [i for node, i in position.items() if node not in gone]
+        return slots, [whole.meta["example_value"] for whole in wholes], kept
+
+    def _placeholders(self) -> list[Node]:
+        mode = fake_mode_of(self._graph)
+        made: list[Node] = []
+        with self._graph.inserting_before(next(iter(self._graph.nodes))):
+            for position, pack in enumerate(self._packs):
+                node = self._graph.placeholder(f"optimus_pack_{position}")
+                value = pack.whole.detach().requires_grad_(pack.members[0].requires_grad)
+                # Fake with static sizes, as those of parameters are: given the data, the compiler
+                # would make them dynamic, and could not tell by which input to guard them.
+                fake = mode.from_tensor(value, static_shapes=True) if mode is not None else value
+                node.meta["example_value"] = fake
+                # As Dynamo marks parameters: the address stays, so CUDA graphs need not copy it.
+                node.meta["tensor_dict"] = {"_dynamo_static_input_type": "unguarded"}
+                made.append(node)
+        return made
+
+    def _replace_join(self, join: Join, wholes: Sequence[Node]) -> None:
+        """A join of exactly a pack, or of a part of it, becomes a view of that."""
+        members = [self._given[node] for node in join.members]
+        for pack, whole in zip(self._packs, wholes, strict=True):
+            views = _place(pack, members, join.parts)
+            if views is not None:
+                drop_write_backs(join)
+                join.node.replace_all_uses_with(self._view(whole, views))
+                self._erase_unused(join.node)
+                return
+
+    def _replace_counters(self, counters: Counters, wholes: Sequence[Node]) -> None:
+        members = [self._given[node] for node in counters.members]
+        for pack, whole in zip(self._packs, wholes, strict=True):
+            if _place(pack, members, counters.parts) == ():
+                counters.update_at_once(whole)
+                return
+
+    def _view(self, whole: Node, views: Sequence[View]) -> Node:
+        body = next(node for node in self._graph.nodes if node.op != "placeholder")
+        with self._graph.inserting_before(body):
+            for name, arguments in views:
+                function, value = getattr(torch, name), tensor_of(whole)
+                whole = self._graph.call_function(function, (whole, *arguments))
+                whole.meta["example_value"] = function(value, *arguments)
+        return whole
+
+    def _erase_unused(self, node: Node) -> None:
+        if node.op != "placeholder" and not node.users and node not in self._erased:
+            sources = node.all_input_nodes
+            self._graph.erase_node(node)
+            self._erased.add(node)
+            for source in sources:
+                self._erase_unused(source)
+
+
+class _Slot:
+    """One pack among a graph's inputs. `at`: where its members stand among the arguments of a call,
+    None for those that the graph does not take.
+
+    One graph may serve several modules, and a module's tensors may be others later: what a call is
+    given counts.
+    """
+
+    def __init__(self, packing: Packing, pack: Pack, at: Sequence[int | None]) -> None:
+        self._packing = packing
+        self._pack = pack
+        self._at = [i for i in at if i is not None]
+        self._taken = [n for n, i in enumerate(at) if i is not None]
+        self._expected = [pack.members[n] for n in self._taken]
+        self._others: dict[tuple[int, ...], Pack] = {}
+
+    def whole(self, args: Sequence[Any], afterwards: list[Callable[[], None]]) -> torch.Tensor:
+        """What to call the graph with, and what to do afterwards."""
+        members = [args[i] for i in self._at]
+        if all(map(is_, members, self._expected)):
+            return self._pack.as_input()
+        pack = self._pack_of(members)
+        if pack is not None:
+            return pack.as_input()
+        whole = self._copied(members)
+        if self._pack.holds_buffers:
+            afterwards.append(functools.partial(self._write_back, members, whole))
+        return whole
+
+    def _write_back(self, members: Sequence[Any], whole: torch.Tensor) -> None:
+        """Give buffers what the graph made of their copies."""
+        with torch.no_grad():
+            for n, member in zip(self._taken, members, strict=True):
+                member.copy_(self._pack.parts[n].of(whole))
+
+    def _pack_of(self, members: Sequence[Any]) -> Pack | None:
+        """The pack of other members, made if need be; None if they cannot be stored together."""
+        key = tuple(map(id, members))
+        if key not in self._others:
+            pack = self._packing.find(members, self._taken, self._pack) or self._make(members)
+            if pack is None:
+                return None
+            self._others[key] = pack
+        return self._others[key]
+
+    def _make(self, members: Sequence[Any]) -> Pack | None:
+        whole = self._pack.whole
+        if (
+            len(members) < len(self._pack.members)
+            or len(self._others) >= MANY_MODULES
+            or any(map(self._packing.has, members))
+            or objection(members) is not None
+            or (members[0].dtype, members[0].device) != (whole.dtype, whole.device)
+        ):
+            return None
+        return self._packing.make(members, self._pack.parts, whole.shape)
+
+    def _copied(self, members: Sequence[Any]) -> torch.Tensor:
+        everything = [part.of(self._pack.whole) for part in self._pack.parts]  # not read by it
+        for n, member in zip(self._taken, members, strict=True):
+            everything[n] = member
+        return joined(everything, self._pack)
 
 
 class _Calls:
     """Turns the arguments of a call with parameters into those of a call with packs."""
 
-    def __init__(self, packs: Sequence[Pack], kept: Sequence[int]) -> None:
-        self._packs = list(packs)
+    def __init__(self, slots: Sequence[_Slot], kept: Sequence[int]) -> None:
+        self._slots = list(slots)
         self._kept = list(kept)
 
     def wrap(self, compiled: Compiled) -> Compiled:
         def call(*args: Any) -> Any:
-            return compiled(*map(_whole, self._packs), *(args[i] for i in self._kept))
+            afterwards: list[Callable[[], None]] = []
+            wholes = [slot.whole(args, afterwards) for slot in self._slots]
+            result = compiled(*wholes, *(args[i] for i in self._kept))
+            for act in afterwards:
+                act()
+            return result
 
         return call
-
-
-def _whole(pack: Pack) -> torch.Tensor:
-    """The pack as an input whose gradient reaches the parameters in it."""
-    if not pack.is_intact():
-        pack.restore()
-    if pack.leaf is not None:
-        return pack.leaf
-    if not (torch.is_grad_enabled() and pack.parameters[0].requires_grad):
-        return pack.whole
-    return cast(torch.Tensor, _Gather.apply(pack, *pack.parameters))  # type: ignore[no-untyped-call]
-
-
-class _Gather(torch.autograd.Function):
-    """Forward: the parameters side by side, as they lie. Backward: each its part, as a view."""
-
-    @staticmethod
-    def forward(ctx: Any, pack: Pack, *parameters: torch.Tensor) -> torch.Tensor:
-        ctx.parts = pack.parts
-        return pack.whole.detach()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[torch.Tensor | None, ...]:
-        # A batched GEMM's weight gradient comes transposed; one copy here saves one a parameter.
-        whole = gradients[0].contiguous()
-        return (None, *(part.of(whole) for part in ctx.parts))

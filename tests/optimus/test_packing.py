@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from optimus.backend import OptimusBackend
+from optimus.packed_optimizer import PackedOptimizer
 from optimus.packing import Packing
 
 
@@ -153,6 +154,45 @@ def test_later_graphs_reuse_the_packs() -> None:
     assert packing.packs == packs
 
 
+@pytest.mark.parametrize("grad", [True, False])
+def test_modules_that_share_a_graph_keep_their_own_weights(grad: bool) -> None:
+    """Dynamo compiles the code of a class once for all its modules."""
+    torch._dynamo.reset()
+    models = [Towers().double() for _ in range(3)]
+    twins, packing = copy.deepcopy(models), Packing()
+    backend = OptimusBackend(inner="aot_eager", packing=packing, verify=False, strict=True)
+    compiled = [torch.compile(model, backend=backend) for model in models]
+    with torch.set_grad_enabled(grad):
+        for _ in range(2):
+            x = _input()
+            for run, twin in zip(compiled, twins, strict=True):
+                torch.testing.assert_close(run(x), twin(x))
+                for loss in (run(x).square().sum(), twin(x).square().sum()) if grad else ():
+                    loss.backward()
+    for model, twin in zip(models, twins, strict=True):
+        for own, plain in zip(model.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(own.grad, plain.grad)
+    assert len(backend.report.graphs) == 1
+    assert len(packing.packs) == 6
+    assert all(p.is_intact() for p in packing.packs)
+
+
+def test_parameters_that_were_replaced_count() -> None:
+    model, _, _, compiled = _pair()
+    x = _input()
+    compiled(x)
+    model.towers[1].weight = nn.Parameter(torch.randn(3, 4, dtype=torch.float64))
+    plain = copy.deepcopy(model)
+    for run in (compiled, plain):
+        run(x).square().sum().backward()
+    for own, other in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(own.grad, other.grad)
+    state = {name: value + 1 for name, value in model.state_dict().items()}
+    for module in (model, plain):
+        module.load_state_dict(state, assign=True)
+    torch.testing.assert_close(compiled(x), plain(x))
+
+
 def test_dissolving_gives_everyone_memory_of_its_own() -> None:
     model, twin, packing, compiled = _pair()
     compiled(_input())
@@ -161,6 +201,46 @@ def test_dissolving_gives_everyone_memory_of_its_own() -> None:
     for own, plain in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(own, plain)
         assert own.untyped_storage().nbytes() == own.numel() * own.element_size()
+
+
+class Nested(nn.Module):
+    """Two tensors of two weights each, stacked, one of the two used alone as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(torch.randn(n, 4) for n in (2, 3, 2, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        pairs = [torch.cat([self.weights[i], self.weights[i + 1]]) for i in (0, 2)]
+        return torch.bmm(torch.stack(pairs), x.view(1, 4, 4).expand(2, 4, 4)) + pairs[1]
+
+
+def test_joins_of_joins() -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = Nested().double()
+    twin = copy.deepcopy(model)
+    optimizers = [torch.optim.Adam(m.parameters(), lr=0.1) for m in (model, twin)]
+    packer = PackedOptimizer(optimizers[:1])
+    packing = Packing(adopt=packer.adopt)
+    backend = OptimusBackend("none", inner="aot_eager", packing=packing, strict=True)
+    compiled = torch.compile(model, backend=backend)
+    for seed in range(3):
+        x = _input(1, torch.Generator().manual_seed(seed))
+        for run, optimizer in zip((compiled, twin), optimizers, strict=True):
+            optimizer.zero_grad()
+            run(x).square().sum().backward()
+            optimizer.step()
+    (pack,) = packing.packs
+    assert tuple(pack.whole.shape) == (2, 5, 4)
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, twin.state_dict()[name])
+    one, other = (o.state_dict()["state"] for o in optimizers)
+    for number in one:
+        torch.testing.assert_close(one[number], other[number])
+    packer.release()
+    packing.dissolve()
+    torch.testing.assert_close(model(x), twin(x))
 
 
 class Tied(Towers):

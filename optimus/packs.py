@@ -1,0 +1,186 @@
+"""Tensors of a module that lie in one: the pack, its parts, and how gradients find their way.
+
+A pack's members are the module's own parameters (or buffers), each a view of its part of the pack:
+the same objects, names, shapes and values as before, for the state dict, the optimizer, hooks and
+everybody else.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+View = tuple[str, tuple[Any, ...]]
+"""A function of `torch` that returns a view of its first argument, and its other arguments."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Where a member lies in its pack: the views that lead to it from the whole."""
+
+    views: tuple[View, ...]
+
+    def of(self, whole: torch.Tensor) -> torch.Tensor:
+        """This part of a tensor laid out as the pack."""
+        for name, arguments in self.views:
+            whole = getattr(torch, name)(whole, *arguments)
+        return whole
+
+
+@dataclass(eq=False)
+class Pack:
+    """Tensors stored in `whole`: all `members` are parameters, or all of them buffers.
+
+    The gradient goes to the parameters, as views; or, once an optimizer has adopted the pack, to
+    `leaf`, which is `whole` as a parameter of its own.
+    """
+
+    whole: torch.Tensor
+    members: tuple[torch.Tensor, ...]
+    parts: tuple[Part, ...]
+    leaf: nn.Parameter | None = None
+
+    @classmethod
+    def of(
+        cls, members: Sequence[torch.Tensor], parts: Sequence[Part], shape: Sequence[int]
+    ) -> Pack:
+        """Copy `members` into one tensor of `shape` and make each a view of its part."""
+        first = members[0]
+        whole = torch.empty(tuple(shape), dtype=first.dtype, device=first.device)
+        pack = cls(whole, tuple(members), tuple(parts))
+        pack.restore()
+        return pack
+
+    @property
+    def parameters(self) -> tuple[nn.Parameter, ...]:
+        """The members of a pack of parameters."""
+        return cast(tuple[nn.Parameter, ...], self.members)
+
+    @property
+    def holds_buffers(self) -> bool:
+        """Whether its members are buffers, which no optimizer knows."""
+        return not isinstance(self.members[0], nn.Parameter)
+
+    def is_intact(self) -> bool:
+        """Whether every member still is its part of `whole` (`module.to()` moves it away)."""
+        return all(m.data_ptr() == a for m, a in zip(self.members, self._addresses, strict=True))
+
+    def restore(self) -> None:
+        """Move members that have left back into the pack, with the values they have now."""
+        with torch.no_grad():
+            for member, part in zip(self.members, self.parts, strict=True):
+                place = part.of(self.whole)
+                if member.data_ptr() != place.data_ptr():
+                    place.copy_(member.detach())
+                    member.data = place
+
+    def make_leaf(self) -> nn.Parameter:
+        """Let gradients gather in `leaf`, together with those that the parameters have already.
+
+        A parameter that is used outside the graphs compiled with this pack still receives its
+        gradient there; it is added to the leaf's at once.
+        """
+        leaf = self.leaf = nn.Parameter(self.whole)
+        for parameter, part in zip(self.members, self.parts, strict=True):
+            self._move_gradient(parameter, part)
+            hook = functools.partial(self._move_gradient, part=part)
+            self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
+        return leaf
+
+    def drop_leaf(self) -> None:
+        """Let gradients go to the parameters again."""
+        leaf, self.leaf = self.leaf, None
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        if leaf is not None and leaf.grad is not None:
+            for parameter, part in zip(self.members, self.parts, strict=True):
+                parameter.grad = part.of(leaf.grad).clone()
+
+    def _move_gradient(self, parameter: torch.Tensor, part: Part) -> None:
+        if self.leaf is None or parameter.grad is None:
+            return
+        if self.leaf.grad is None:
+            self.leaf.grad = torch.zeros_like(self.whole)
+        part.of(self.leaf.grad).add_(parameter.grad)
+        parameter.grad = None
+
+    def dissolve(self) -> None:
+        """Give every member memory of its own again."""
+        for member in self.members:
+            member.data = member.detach().clone()
+
+    def as_input(self) -> torch.Tensor:
+        """The pack as an input of a graph, whose gradient reaches the parameters in it."""
+        if not self.is_intact():
+            self.restore()
+        if self.leaf is not None:
+            return self.leaf
+        if not (torch.is_grad_enabled() and self.members[0].requires_grad):
+            return self.whole
+        return cast(torch.Tensor, _Gather.apply(self, *self.members))  # type: ignore[no-untyped-call]
+
+    def __post_init__(self) -> None:
+        self._addresses = [part.of(self.whole).data_ptr() for part in self.parts]
+        self._hooks: list[Any] = []
+
+
+def objection(members: Sequence[torch.Tensor]) -> str | None:
+    """Why `members` are not to be stored together; None if they may be."""
+    first = members[0]
+    if len(ids(members)) < len(members):
+        return "a parameter stands twice in the stack"
+    for m in members:
+        if type(m) is not type(first) or type(m) not in (nn.Parameter, torch.Tensor):
+            return "a parameter of a special class"
+        if not m.is_leaf:
+            return "a parameter of a special class"
+        if (m.dtype, m.device, m.requires_grad) != (first.dtype, first.device, first.requires_grad):
+            return "parameters differ in type, device or requires_grad"
+        if not m.is_contiguous() or m.untyped_storage().nbytes() != m.numel() * m.element_size():
+            return "a parameter is a view or not contiguous"
+    return None
+
+
+def ids(tensors: Iterable[torch.Tensor]) -> set[int]:
+    """Identities of tensors."""
+    return set(map(id, tensors))
+
+
+def joined(members: Sequence[torch.Tensor], like: Pack) -> torch.Tensor:
+    """Copies of `members` laid out as those of the pack `like`; gradients reach them."""
+    return cast(torch.Tensor, _Join.apply(like, *members))  # type: ignore[no-untyped-call]
+
+
+class _Gather(torch.autograd.Function):
+    """Forward: the members side by side, as they lie. Backward: each its part, as a view."""
+
+    @staticmethod
+    def forward(ctx: Any, pack: Pack, *members: torch.Tensor) -> torch.Tensor:
+        ctx.parts = pack.parts
+        return pack.whole.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[torch.Tensor | None, ...]:
+        # A batched GEMM's weight gradient comes transposed; one copy here saves one a parameter.
+        whole = gradients[0].contiguous()
+        return (None, *(part.of(whole) for part in ctx.parts))
+
+
+class _Join(torch.autograd.Function):
+    """Forward: copies of the members side by side. Backward: each its part, as a view."""
+
+    @staticmethod
+    def forward(ctx: Any, like: Pack, *members: torch.Tensor) -> torch.Tensor:
+        ctx.parts = like.parts
+        whole = torch.empty_like(like.whole, dtype=members[0].dtype, device=members[0].device)
+        for member, part in zip(members, like.parts, strict=True):
+            part.of(whole).copy_(member)
+        return whole
+
+    backward = _Gather.backward
