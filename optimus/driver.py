@@ -34,7 +34,7 @@ from optimus.values import fake_mode_of, is_transformed
 
 log = logging.getLogger(__name__)
 
-MAX_ROUNDS = 8
+MAX_ROUNDS = 16
 """How often a phase is repeated at most; the patterns of a phase settle within two or three."""
 
 MAX_CYCLES = 4

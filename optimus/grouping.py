@@ -115,7 +115,8 @@ class GroupPass:
         graph, legality = self._editor.graph, self._editor.legality
         before, order = self._editor.edits, list(graph.nodes)[:-1]
         keys = {node: key for node, (_, key) in chosen.items()}
-        plan = schedule(order, keys, legality.dependencies(order))
+        singles = {key for pattern, key in chosen.values() if pattern.smallest_group == 1}
+        plan = schedule(order, keys, legality.dependencies(order), singles)
         grouped = {node for block in plan.groups for node in block}
         for node, (pattern, _) in chosen.items():
             if node not in grouped:

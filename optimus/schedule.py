@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from torch.fx import Node
@@ -32,16 +32,18 @@ def schedule(
     nodes: Sequence[Node],
     keys: Mapping[Node, Hashable],
     dependencies: Mapping[Node, Sequence[Node]],
+    singles: Set[Hashable] = frozenset(),
 ) -> Schedule:
     """Group `nodes` (in topological order) by `keys`.
 
-    `dependencies` holds, beyond a node's inputs, the earlier nodes it must stay behind.
+    `dependencies` holds, beyond a node's inputs, the earlier nodes it must stay behind. A node
+    whose key is among `singles` is a group alone, too.
     """
     agenda = _Agenda(nodes, keys, dependencies)
     result = Schedule()
     while (block := agenda.next_block()) is not None:
         result.order += block
-        if len(block) > 1:
+        if len(block) > 1 or keys.get(block[0]) in singles:
             result.groups.append(block)
     return result
 

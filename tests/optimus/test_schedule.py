@@ -66,6 +66,13 @@ def test_towers_of_equal_layers() -> None:
     assert groups == [["a0", "a1"], ["b0", "b1"]]
 
 
+def test_a_node_may_be_a_group_alone() -> None:
+    nodes = graph_of({"x": [], "a": ["x"], "b": ["a"]})
+    keys: dict[Node, Hashable] = {nodes["a"]: "a", nodes["b"]: "b"}
+    assert schedule(list(nodes.values()), keys, {}).groups == []
+    assert schedule(list(nodes.values()), keys, {}, {"a"}).groups == [[nodes["a"]]]
+
+
 def test_crossed_pairs_make_no_cycle() -> None:
     """a0 -> b0 and b1 -> a1: merging both pairs would be a cycle, one pair is not."""
     edges = {"x": [], "a0": ["x"], "b0": ["a0"], "b1": ["x"], "a1": ["b1"]}

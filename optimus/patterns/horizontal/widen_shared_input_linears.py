@@ -6,6 +6,8 @@ After:  `linear(x, cat(W_i), cat(b_i)).split(widths, -1)`
 Any widths, any number of dimensions; a linear without a bias gets one of zeros where others have
 one. Gains: one GEMM for N, and x and its gradient are read and written once. Costs: a copy of the
 weights on every step where they are not stored together.
+Where narrow outputs (gates) would leave the rows of wide ones (experts) without the alignment that
+fast GEMMs need, the two are joined apart.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from optimus.merging import has_plain_parameters
 from optimus.ops import arguments, op_of
 from optimus.pattern import Example, GroupPattern, Miss
 from optimus.pieces import concat, split
-from optimus.stacking import Path, path_of, rank_of
+from optimus.stacking import path_of, rank_of
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class WidenSharedInputLinears(GroupPattern):
             users = tuple(op.name for user in node.users if (op := op_of(user)) is not None)
             uses.setdefault((_width(node), users), []).append(node)
         ordered = [node for nodes in uses.values() for node in nodes]
-        return [ordered] if len({_parameters(node) for node in ordered}) > 1 else []
+        return [part for part in _aligned_parts(ordered) if _num_distinct(part) > 1]
 
     def rewrite(self, group: Sequence[Node], edit: Editor) -> None:
         members: dict[Hashable, list[Node]] = {}
@@ -57,7 +59,7 @@ class WidenSharedInputLinears(GroupPattern):
             members.setdefault(_parameters(node), []).append(node)
         calls = [arguments(nodes[0]) or {} for nodes in members.values()]
         widths = [_width(nodes[0]) for nodes in members.values()]
-        weight = _joined(edit, [call["weight"] for call in calls])
+        weight = concat(edit, [call["weight"] for call in calls], 0)
         bias = _joined_bias(edit, [call["bias"] for call in calls], calls, widths)
         out = edit.call("linear", calls[0]["input"], weight, *([bias] if bias else []))
         parts = split(edit, out, widths, rank_of(out) - 1)
@@ -76,6 +78,28 @@ class WidenSharedInputLinears(GroupPattern):
         )
 
 
+ROW_BYTES = 16
+"""What the length of a row should be a multiple of."""
+WIDE = 256
+"""From this width on a GEMM's own time counts, not its launch."""
+
+
+def _aligned_parts(group: Sequence[Node]) -> list[list[Node]]:
+    """All together; or those whose outputs are aligned, and the rest, if these spoil it."""
+    tensor = tensor_of(group[0])
+    assert tensor is not None
+    step = max(1, ROW_BYTES // tensor.element_size())
+    even = [node for node in group if not _width(node) % step]
+    odd = [node for node in group if _width(node) % step]
+    if sum(map(_width, odd)) % step and sum(map(_width, even)) >= WIDE:
+        return [even, odd]
+    return [list(group)]
+
+
+def _num_distinct(group: Sequence[Node]) -> int:
+    return len({_parameters(node) for node in group})
+
+
 def _width(node: Node) -> int:
     weight = tensor_of((arguments(node) or {})["weight"])
     assert weight is not None
@@ -86,18 +110,6 @@ def _parameters(node: Node) -> Hashable:
     values = arguments(node) or {}
     bias = values["bias"]
     return (path_of(values["weight"]), None if bias is None else path_of(bias))
-
-
-def _joined(edit: Editor, weights: Sequence[Node]) -> Node:
-    """Weights one above the other. Transposed ones are joined as they are stored."""
-    paths = [path_of(weight) for weight in weights]
-    if all(path.views == paths[0].views for path in paths) and _is_transposed(paths[0]):
-        return edit.call("transpose", concat(edit, [path.root for path in paths], 1), 0, 1)
-    return concat(edit, weights, 0)
-
-
-def _is_transposed(path: Path) -> bool:
-    return [(step.name, step.args) for step in path.steps] == [("transpose", (1, 2))]
 
 
 def _joined_bias(

@@ -75,6 +75,36 @@ return stack""",
         assert fired(NAME, autocast, x, W, B) == 1
 
 
+def test_of_one_input() -> None:
+    """One that shares a scale and one that is only returned stay alone."""
+
+    def program(x: Tensor, w: list[Tensor], b: list[Tensor]) -> tuple[Tensor, ...]:
+        norms = [F.layer_norm(x, (4,), *affine) for affine in zip(w, b, strict=True)]
+        other = F.layer_norm(x, (4,), w[0], b[1])
+        return torch.stack([*norms, other]), F.layer_norm(x, (4,), b[0], w[0])
+
+    assert_expected_inline(
+        rewrite(NAME, program, (X[:, :4].detach(), W, B)).text,
+        """\
+unsqueeze = unsqueeze(x, 0)
+layer_norm_5 = layer_norm(unsqueeze, [4])
+stack_1 = stack([w_1, w_2])
+unsqueeze_1 = unsqueeze(stack_1, 1)
+mul = mul(layer_norm_5, unsqueeze_1)
+stack_2 = stack([b_1, b_2])
+unsqueeze_2 = unsqueeze(stack_2, 1)
+add = add(mul, unsqueeze_2)
+unbind = unbind(add)
+getitem = getitem(unbind, 0)
+getitem_1 = getitem(unbind, 1)
+layer_norm = layer_norm(x, [4], w_0, b_0)
+other = layer_norm(x, [4], w_0, b_1)
+layer_norm_4 = layer_norm(x, [4], b_0, w_0)
+stack = stack([layer_norm, getitem, getitem_1, other])
+return stack, layer_norm_4""",
+    )
+
+
 def test_with_one_module() -> None:
     def program(x: Tensor) -> Tensor:
         return torch.stack([F.layer_norm(part, (4,), W[0], B[0]) for part in x.unbind(1)])

@@ -59,6 +59,53 @@ def test_dynamic_batch() -> None:
     assert fired(NAME, layer, SHARED, OWN, GATES, dynamic=True) == 1
 
 
+def mixed_by_a_product(shared: Tensor, own: Tensor, gate: Tensor) -> Tensor:
+    """A mixture that is alone, as that of all experts for the next layer's shared ones."""
+    experts = torch.stack([*shared.unbind(1), *own.unbind(1)[:2]], 1)
+    return torch.matmul(gate.unsqueeze(1), experts).squeeze(1)
+
+
+def test_product() -> None:
+    assert_expected_inline(
+        rewrite(NAME, mixed_by_a_product, (SHARED, OWN, GATES[:, 0])).text,
+        """\
+unsqueeze = unsqueeze(gate, 1)
+split = split(unsqueeze, [4, 2], 2)
+getitem_6 = getitem(split, 0)
+getitem_7 = getitem(split, 1)
+transpose = transpose(getitem_6, 1, 2)
+mul = mul(transpose, shared)
+sum_1 = sum(mul, 1, True)
+narrow_1 = narrow(own, 1, 0, 2)
+transpose_1 = transpose(getitem_7, 1, 2)
+mul_1 = mul(transpose_1, narrow_1)
+sum_2 = sum(mul_1, 1, True)
+add = add(sum_1, sum_2)
+squeeze = squeeze(add, 1)
+return squeeze""",
+    )
+
+
+def test_product_in_half_precision() -> None:
+    """Summed in float32 and rounded once, as a GEMM does it; autocast rounds its factors first."""
+
+    def autocast(shared: Tensor, own: Tensor, gate: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return mixed_by_a_product(shared, own, gate)
+
+    half = [x.bfloat16() for x in (SHARED, OWN, GATES[:, 0])]
+    assert fired(NAME, mixed_by_a_product, *half) == 1
+    assert fired(NAME, autocast, SHARED, OWN, GATES[:, 0]) == 1
+
+
+def test_several_rows_stay() -> None:
+    def program(shared: Tensor, own: Tensor, gates: Tensor) -> Tensor:
+        experts = torch.stack([*shared.unbind(1), *own.unbind(1)[:2]], 1)
+        return torch.matmul(gates, experts)
+
+    assert fired(NAME, program, SHARED, OWN, GATES) == 0
+
+
 def test_expert_kept_beside_the_mixture_stays() -> None:
     def program(shared: Tensor, own: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
         experts = torch.stack([*shared.unbind(1), *own.unbind(1)[:2]], 1)

@@ -42,7 +42,7 @@ return relu, softmax, relu_1""",
 
 
 def test_views_of_one_input() -> None:
-    """Equal views are one input; weights stored transposed are joined as they are stored."""
+    """Equal views are one input; weights stored transposed are joined as a linear reads them."""
 
     def program(x: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         return x.transpose(1, 2) @ a, x.mT @ b
@@ -53,9 +53,10 @@ def test_views_of_one_input() -> None:
         rewrite(NAME, program, (x, *weights)).text,
         """\
 transpose = transpose(x, 1, 2)
-cat = cat([a, b], 1)
-transpose_3 = transpose(cat, 0, 1)
-linear_2 = linear(transpose, transpose_3)
+transpose_1 = transpose(a, 0, 1)
+transpose_2 = transpose(b, 0, 1)
+cat = cat([transpose_1, transpose_2])
+linear_2 = linear(transpose, cat)
 split = split(linear_2, [2, 5], 2)
 getitem = getitem(split, 0)
 clone = clone(getitem, memory_format=torch.contiguous_format)
