@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Set
+from collections.abc import Callable, Collection, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -144,13 +144,27 @@ class Check:
         returned = [old for old in transaction.replaced if not is_fresh(old) and self._is_seen(old)]
         if not returned:
             return None
-        news = Counter(transaction.replaced[old] for old in returned)
+        news = Counter(self._itself(transaction.replaced[old])[-1] for old in returned)
         for old in returned:
-            new = transaction.replaced[old]
-            is_input = new.op in ("placeholder", "get_attr")
-            if is_input or news[new] > 1 or self._is_seen(new):
+            same = self._itself(transaction.replaced[old])
+            is_input = same[-1].op in ("placeholder", "get_attr")
+            if is_input or news[same[-1]] > 1 or any(self._is_seen(n, same) for n in same):
                 return f"{_label(old)} is returned as a tensor of its own"
         return None
+
+    def _itself(self, node: Node) -> list[Node]:
+        """`node` and earlier ones that may hold the very same tensor: each the next one's argument,
+        which a call gave back, written to or not."""
+        same = [node]
+        while (source := self._given_back(same[-1])) is not None:
+            same.append(source)
+        return same
+
+    def _given_back(self, node: Node) -> Node | None:
+        writes = self._legality.effects(node).writes
+        if len(writes) == 1 and storages_of(value_of(node)) == storages_of(value_of(writes[0])):
+            return writes[0]
+        return next((n for n in node.all_input_nodes if _may_give_back(node, n)), None)
 
     def _parts_objection(self, transaction: Transaction) -> str | None:
         """Autograd lets nobody write to memory that one call has cut into several views, or read
@@ -171,15 +185,17 @@ class Check:
                 return f"{_label(writer)} writes to it after the call that has cut it"
         return None
 
-    def _is_seen(self, node: Node) -> bool:
+    def _is_seen(self, node: Node, but: Collection[Node] = ()) -> bool:
         """Whether the caller may get the very tensor: it is returned, a call writes to it, which
-        returns what it wrote to, or one may give it back where it has nothing to do (flatten)."""
+        returns what it wrote to, or one may give it back where it has nothing to do (flatten).
+        Calls in `but` do not count."""
         end = self._graph.output_node()
         return any(
             user is end
             or node in self._legality.effects(user).writes
             or (_may_give_back(user, node) and self._is_seen(user))
             for user in node.users
+            if user not in but
         )
 
     def _work_objection(self, transaction: Transaction) -> str | None:

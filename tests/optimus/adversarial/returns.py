@@ -53,6 +53,16 @@ def views_given_back_by_idle_calls(m, x):
     )  # fmt: skip
 
 
+@graphs(PLAIN, modes="train no_grad")
+def views_of_what_a_call_in_place_gave_back(m, x):
+    y = F.relu(x, inplace=True)
+    (a,) = y.split(4)
+    z = torch.relu_(x * 2)
+    (b,) = z.split(6, 1)
+    (c,) = z.mul_(2).chunk(1)
+    return a, b, c, z.add_(1).split(4)[0]
+
+
 @graphs((4, 6), modes="train no_grad")
 def whole_and_parts_returned(m, x):
     y = torch.cat([p.exp() for p in x.split(2, 1)], 1)
