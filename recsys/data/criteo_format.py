@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
 NUM_DENSE = 13
 NUM_SPARSE = 26
 
@@ -47,3 +52,8 @@ SPARSE_MISSING = (
     *(0, 0, 0.034, 0.034, 0, 0.121, 0, 0, 0, 0, 0, 0.034, 0),
     *(0, 0, 0.034, 0, 0, 0.44, 0.44, 0.034, 0.763, 0, 0.034, 0.44, 0.44),
 )
+
+
+def repeated(facts: Sequence[T], count: int) -> tuple[T, ...]:
+    """The first `count` columns' facts; beyond Criteo's own columns they begin again."""
+    return tuple(facts[i % len(facts)] for i in range(count))

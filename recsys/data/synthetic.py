@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from recsys.data.criteo_format import DENSE_MISSING, NUM_DENSE, NUM_SPARSE, SPARSE_MISSING
+from recsys.data.criteo_format import DENSE_MISSING, NUM_DENSE, SPARSE_MISSING, repeated
 from recsys.data.shuffle import key64, mix64
 
 Words = NDArray[np.uint64]
@@ -21,11 +21,8 @@ Floats = NDArray[np.float64]
 Counts = NDArray[np.float32]
 Ids = NDArray[np.int64]
 
-# The random words of a row: one a table, one a group of tables, one a dense feature, one the label.
+# The random words of a row: one a table, one a group of tables, one a dense feature, one a task.
 _NUM_GROUPS = 4
-_GROUP0 = NUM_SPARSE
-_DENSE0 = _GROUP0 + _NUM_GROUPS
-_LABEL = _DENSE0 + NUM_DENSE
 # Share of rows in which a table repeats its group's choice: what correlates the tables.
 _REPEATS = 0.35
 # Rows a table may have: the arithmetic on ids is exact in float64 up to here.
@@ -34,14 +31,14 @@ MOST_IDS = 100_000_000
 
 @dataclass(frozen=True)
 class Columns:
-    """Raw features of B rows. `counts`: float32 (13, B), 0 where missing; `ids`: int64 (26, B)."""
+    """Raw features of B rows. `counts`: float32 (13, B), 0 where missing; `ids`: int64 (S, B)."""
 
     counts: Counts
     ids: Ids
 
 
 class RowGenerator:
-    """Makes the features of any rows.
+    """Makes the features of any rows, with a table for each of `cardinalities`.
 
     Ids follow Zipf-Mandelbrot laws, scattered over the table; id 0 stands for "missing" in columns
     that have empty fields. Tables fall into four groups; in a third of the rows a table takes the
@@ -54,9 +51,12 @@ class RowGenerator:
         self.cardinalities = cardinalities
         self._key = np.uint64(key64(seed, 1))
         rng = np.random.default_rng(seed)
-        self._sparse_rates = _Rates(SPARSE_MISSING, bits=11)
+        self._group0 = len(cardinalities)
+        self._dense0 = self._group0 + _NUM_GROUPS
+        missing = repeated(SPARSE_MISSING, len(cardinalities))
+        self._sparse_rates = _Rates(missing, bits=11)
         self._dense_rates = _Rates(DENSE_MISSING, bits=16)
-        self._first_id = (np.array(SPARSE_MISSING) > 0).astype(np.int64)
+        self._first_id = (np.array(missing) > 0).astype(np.int64)
         num_ids = np.maximum(np.array(cardinalities) - self._first_id, 1)
         self._zipf = _Zipf(num_ids, rng)
         self._scatter = _Scatter(num_ids)
@@ -68,26 +68,26 @@ class RowGenerator:
         base = mix64(rows ^ self._key)
         return Columns(self._counts(base), self._ids(base))
 
-    def label_uniforms(self, rows: Words) -> Floats:
-        """A uniform number a row (B,), independent of the features: below p means clicked."""
-        words = _words(mix64(rows ^ self._key), _LABEL, 1)[0]
-        return (words >> np.uint64(11)).view(np.int64) * 2.0**-53
+    def label_uniforms(self, rows: Words, num_tasks: int) -> Floats:
+        """Uniform numbers (T, B), independent of the features: below p means clicked."""
+        words = _words(mix64(rows ^ self._key), self._dense0 + NUM_DENSE, num_tasks)
+        return (words >> np.uint64(11)).view(np.int64).astype(np.float64) * 2.0**-53
 
     def _ids(self, base: Words) -> Ids:
-        words = _words(base, 0, NUM_SPARSE)
-        groups = _words(base, _GROUP0, _NUM_GROUPS)
+        words = _words(base, 0, self._group0)
+        groups = _words(base, self._group0, _NUM_GROUPS)
         # The low 11 bits decide, the high 53 are the quantile. A shift of the sign makes the mask:
         # several times faster than np.where.
         low = (words & np.uint64(0x7FF)).view(np.int64)
         repeats = ((low - int(_REPEATS * 0x800)) >> 63).view(np.uint64)
-        words ^= (words ^ groups[np.arange(NUM_SPARSE) % _NUM_GROUPS]) & repeats
+        words ^= (words ^ groups[np.arange(self._group0) % _NUM_GROUPS]) & repeats
         ids = self._scatter(self._zipf.rank(words)).astype(np.int64)
         ids += self._first_id[:, None]
         self._sparse_rates.clear(ids, groups)
         return ids
 
     def _counts(self, base: Words) -> Counts:
-        words = _words(base, _DENSE0, NUM_DENSE)
+        words = _words(base, self._dense0, NUM_DENSE)
         # Box and Muller, 1958. The twin of the first normal is the factor all columns share.
         first = (words >> np.uint64(40)).view(np.int64).astype(np.float32)
         second = ((words >> np.uint64(16)) & np.uint64(0xFFFFFF)).view(np.int64).astype(np.float32)

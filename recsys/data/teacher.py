@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from recsys.data.criteo_format import NUM_DENSE
 from recsys.data.shuffle import key64, mix64
 from recsys.data.synthetic import Columns, Floats, RowGenerator
 
@@ -41,6 +42,8 @@ class Teacher:
     inner products of hashed vectors (rank 4) over all pairs of tables under 6,000 rows, as in a
     factorisation machine (Rendle, 2010). Its intercept and scale are set on 32,768 rows of their
     own such that the click rate and the AUC of the true probabilities are those asked for.
+
+    Half of the variance of a further task's effects, `task` 1, 2, ..., is that of task 0.
     """
 
     def __init__(
@@ -50,18 +53,23 @@ class Teacher:
         seed: int,
         auc: float,
         click_rate: float,
+        *,
+        task: int = 0,
     ) -> None:
         sizes = np.array(cardinalities)
-        rng = np.random.default_rng(key64(seed, 2))
         self._small = np.flatnonzero(sizes < _SMALL)
         self._large = np.flatnonzero(sizes >= _SMALL)
         starts = np.concatenate([[0], np.cumsum(sizes[self._small])])
         self._starts = starts[:-1, None]
         # One column an id: its first-order effect, then its vector.
-        self._effects = rng.standard_normal((1 + _RANK, int(starts[-1])), dtype=np.float32)
+        num_effects = int(starts[-1])
+        self._effects, self._dense = _effects(num_effects, key64(seed, 2))
+        if task:
+            effects, dense = _effects(num_effects, key64(seed, 3 + task))
+            self._effects = (self._effects + effects) / np.float32(2**0.5)
+            self._dense = (self._dense + dense) / np.float32(2**0.5)
         self._effects *= np.repeat(sizes[self._small] ** _DECAY, sizes[self._small])
         self._large_keys = mix64(self._large.astype(np.uint64) ^ np.uint64(key64(seed, 3)))
-        self._dense = rng.standard_normal((13, 1)).astype(np.float32)
         self._weights = np.ones(len(_SHARES), dtype=np.float32)
         self._scale, self._intercept = 1.0, 0.0
         self._calibrate(generator, auc, click_rate)
@@ -99,6 +107,13 @@ class Teacher:
         self._intercept = _shift(self._scale * logit, click_rate)
 
 
+def _effects(count: int, key: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Normal numbers: (5, count), an id's effect and vector each, and (13, 1) of dense features."""
+    rng = np.random.default_rng(key)
+    of_ids = rng.standard_normal((1 + _RANK, count), dtype=np.float32)
+    return of_ids, rng.standard_normal((NUM_DENSE, 1)).astype(np.float32)
+
+
 def expected_auc(probability: Floats) -> float:
     """AUC of the true probabilities (N,) as scores, expected over the labels they give."""
     p = np.sort(probability)
@@ -106,7 +121,7 @@ def expected_auc(probability: Floats) -> float:
     return float(p @ negatives_below / (p.sum() * (1 - p).sum()))
 
 
-def oracle(probability: Floats, labels: Floats) -> Oracle:
+def oracle(probability: Floats, labels: NDArray[np.floating]) -> Oracle:
     """Scores of the true probabilities (N,) on the labels (N,) that were drawn from them."""
     order = np.argsort(probability)
     positive = labels[order] > 0.5
@@ -119,6 +134,13 @@ def oracle(probability: Floats, labels: Floats) -> Oracle:
         logloss=float(-np.log(chosen).mean()),
         click_rate=num_positive / len(labels),
     )
+
+
+def mean_oracle(probability: Floats, labels: NDArray[np.floating]) -> Oracle:
+    """`oracle` of each task, (T, N), and the means over the tasks."""
+    each = [oracle(p, clicked) for p, clicked in zip(probability, labels, strict=True)]
+    scores = np.array([(o.auc, o.logloss, o.click_rate) for o in each])
+    return Oracle(*scores.mean(axis=0).tolist())
 
 
 def _sigmoid(x: Floats) -> Floats:

@@ -91,6 +91,23 @@ def test_multi_hot_bags(data: CriteoSynthetic) -> None:
     assert all(len(set(bag)) == 100 for bag in wide.tolist())
 
 
+def test_more_tables_and_tasks() -> None:
+    data = make(num_sparse=30, num_tasks=3, test_rows=50_000)
+    assert data.schema.tasks == ("task_0", "task_1", "task_2")
+    sizes = [f.num_embeddings for f in data.schema.sparse]
+    assert sizes[26:] == sizes[:4]
+    batch = data.source("test").batch(slice(0, 50_000))
+    data.schema.check(batch)
+    repeated = batch.sparse.values().view(30, -1)
+    assert not torch.equal(repeated[26], repeated[0]), "a table of its own"
+    for task, truth in enumerate(data.source("test").probability(slice(0, 50_000))):
+        found = oracle(truth, batch.labels[:, task].numpy())
+        assert abs(found.auc - 0.81) < 0.01
+        assert abs(found.click_rate - 0.256) < 0.015
+    tasks = np.corrcoef(data.source("test").probability(slice(0, 50_000)))
+    assert 0.2 < tasks[1, 2] < 0.9, "alike but not the same"
+
+
 def test_missing_rates_are_criteos(big: CriteoSynthetic) -> None:
     batch = big.source("test").batch(slice(0, 50_000))
     ids = batch.sparse.values().view(26, -1)
