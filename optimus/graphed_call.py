@@ -42,8 +42,9 @@ def fixed_inputs(module: GraphModule) -> list[bool]:
 class GraphedCall:
     """Stands in for one compiled graph, and replays it in training steps once it has settled.
 
-    Runs outside: the first calls, calls without gradients or outside of training steps, inputs of
-    another shape than those recorded, and a second call before the first one's backward.
+    Runs outside: the first calls, until one was gone back through, calls without gradients or outside
+    of training steps, inputs of another shape than those recorded, and a second call before the
+    first one's backward.
     """
 
     def __init__(self, compiled: Compiled, fixed: Sequence[bool], session: Session) -> None:
@@ -131,7 +132,10 @@ class GraphedCall:
         self.drop()
 
     def _record(self, args: Sequence[Any], key: tuple[Any, ...]) -> bool:
-        if max(self._watched[key].backwards, default=0) > 1:
+        watched = self._watched[key]
+        if watched.is_unused:
+            return False  # backward compiles when it first runs, which no recording can hold
+        if max(watched.backwards, default=0) > 1:
             self._decline("a step goes back through it more than once")
             return False
         if self._recordings == MOST_RECORDINGS:
@@ -140,8 +144,9 @@ class GraphedCall:
         self.drop()  # first, so that its memory can be used again
         self._recordings += 1
         try:
-            outputs = self._watched[key].outputs
-            self._recording = _Recording(self._compiled, self._fixed, args, outputs, self._session)
+            self._recording = _Recording(
+                self._compiled, self._fixed, args, watched.outputs, self._session
+            )
             self._recording.key = key
         except CaptureError as error:
             self._session.fail(f"a graph could not be recorded: {error}")
@@ -303,6 +308,11 @@ class _Watched:
         for i, output in enumerate(outputs):
             if isinstance(output, torch.Tensor) and output.requires_grad:
                 output.register_hook(functools.partial(self._count, i))
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether it could have been gone back through and was not."""
+        return any(map(_requires_grad, self.outputs)) and not any(self.backwards)
 
     def _count(self, index: int, gradient: torch.Tensor) -> None:
         self.backwards[index] += 1
