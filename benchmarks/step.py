@@ -6,28 +6,32 @@
 
 bf16 autocast and fused AdamW; float32 for the illustrative graph and with --no-amp. For each model
 and batch every provider first compiles with cold caches in a process of its own, which measures its
-memory; then all are compiled here, from those caches, and timed in turns. A provider whose logits
-or gradients are off (error to float64 over twice that of eager) gets no speed-up. Rows go to a CSV
-file as each model is done; at the end plots are drawn beside it and the tables printed as Markdown,
-with what was left out.
+memory (--jobs of them at a time); then all are compiled here, from those caches, and timed in
+turns. A provider whose logits or gradients are off (error to float64 over twice that of eager) gets
+no speed-up. Rows go to a CSV file as each model is done; at the end plots are drawn beside it and
+the tables printed as Markdown, with what was left out.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import math
 import os
 import tempfile
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import torch
 
 from benchmarks import plots
-from benchmarks.alone import caches, measure
+from benchmarks.alone import Figures, caches, measure
 from benchmarks.bench import Bench, Exact, Setting, Step, kernels, release, time_in_turns
 from benchmarks.models import MODELS
 from benchmarks.providers import PROVIDERS, Provider
@@ -35,7 +39,9 @@ from benchmarks.rows import Row, append, commit, summary, table, where
 
 # What a CPU runs within two minutes if no models are named.
 _ON_CPU = ["per_feature_encoder", "masknet", "dlrm"]
-# Of the time there is; the rest is for timing what has been compiled by then.
+# Of the time there is: for processes of their own, and until nothing more is compiled here. The
+# rest is for timing what has been compiled by then.
+_ALONE_SHARE = 0.55
 _COMPILE_SHARE = 0.85
 
 
@@ -43,55 +49,71 @@ _COMPILE_SHARE = 0.85
 class Plan:
     """How much to run: `rounds` of `count` steps; nothing new begins when `seconds` are over.
 
-    `left_out` gathers what was not run, and why.
+    `jobs`: how many processes of their own run side by side. `left_out` gathers what was not run,
+    and why.
     """
 
     rounds: int = 7
     count: int = 20
     seconds: float | None = None
+    jobs: int = 1
     in_own_process: bool = True
     started: float = field(default_factory=time.monotonic)
     left_out: list[str] = field(default_factory=list[str])
 
-    @property
-    def compile_seconds_left(self) -> float | None:
-        """Until no further provider is compiled; None without a limit."""
+    def seconds_left(self, share: float) -> float:
+        """Until this share of the time is over; infinite without a limit."""
         if self.seconds is None:
-            return None
-        return self.seconds * _COMPILE_SHARE - (time.monotonic() - self.started)
+            return math.inf
+        return self.seconds * share - (time.monotonic() - self.started)
 
     @property
     def is_over(self) -> bool:
-        """Whether the time is up."""
-        left = self.compile_seconds_left
-        return left is not None and left <= 0
+        """Whether nothing more is to be compiled here."""
+        return self.seconds_left(_COMPILE_SHARE) <= 0
+
+    def leave_out(self, setting: Setting, provider: Provider, reason: str) -> None:
+        """Say why this is not measured."""
+        what = f"{setting.model.name} {setting.batch} {provider.name}"
+        self.left_out.append(f"{what}: {reason}")
 
 
 class Comparison:
-    """All providers on one setting."""
+    """The providers that apply to one setting; `alone`: what their own processes found."""
 
-    def __init__(self, setting: Setting, plan: Plan, cache: Path, commit: str) -> None:
+    def __init__(
+        self, setting: Setting, names: Sequence[str], plan: Plan, cache: Path, commit: str
+    ) -> None:
         self.setting, self.plan, self.cache, self.commit = setting, plan, cache, commit
+        self.providers: list[Provider] = []
+        self.alone: dict[str, Figures] = {}
         self.rows: dict[str, Row] = {}
         self.steps: dict[str, Step] = {}
+        for provider in (PROVIDERS[name] for name in names):
+            if reason := provider.objection(setting.model, setting.device, setting.inner):
+                plan.leave_out(setting, provider, reason)
+            else:
+                self.providers.append(provider)
 
-    def run(self, names: Sequence[str]) -> list[Row]:
-        """Rows of those of the providers that apply and fit into the time."""
+    def measure_alone(self, provider: Provider) -> None:
+        """Compile seconds and memory, in a process of its own."""
+        left = self.plan.seconds_left(_ALONE_SHARE)
+        if left > 0:
+            limit = None if math.isinf(left) else left + 1
+            folder = self.cache / provider.name
+            self.alone[provider.name] = measure(self.setting, provider, folder, limit)
+
+    def run(self) -> list[Row]:
+        """Rows of those of the providers that fit into the time."""
         # All providers' graphs stay: they share the code of one forward, and are timed in turns.
         torch._dynamo.reset()
         with torch._dynamo.config.patch(recompile_limit=8 * len(PROVIDERS)):
-            return self._rows(names)
+            return self._rows()
 
-    def _rows(self, names: Sequence[str]) -> list[Row]:
-        wanted = [PROVIDERS[name] for name in names if self._is_wanted(PROVIDERS[name])]
-        if not wanted:
-            return []
-        self.bench = Bench(self.setting)
-        self.exact = Exact(self.bench)
-        release(self.setting.device)
-        for provider in wanted:
-            if self.plan.is_over:
-                self._leave_out(provider, "the time was up")
+    def _rows(self) -> list[Row]:
+        for provider in self.providers:
+            if self.plan.is_over or (self.plan.in_own_process and provider.name not in self.alone):
+                self.plan.leave_out(self.setting, provider, "the time was up")
             else:
                 self._try(provider)
         plan = self.plan
@@ -100,32 +122,29 @@ class Comparison:
             self.rows[name].fill_times(found)
         return list(self.rows.values())
 
-    def _is_wanted(self, provider: Provider) -> bool:
-        setting = self.setting
-        reason = provider.objection(setting.model, setting.device, setting.inner)
-        if not reason and self.plan.is_over:
-            reason = "the time was up"
-        if reason:
-            self._leave_out(provider, reason)
-        return not reason
+    @cached_property
+    def bench(self) -> Bench:
+        """Weights, inputs and labels, once the first provider needs them."""
+        return Bench(self.setting)
 
-    def _leave_out(self, provider: Provider, reason: str) -> None:
-        what = f"{self.setting.model.name} {self.setting.batch} {provider.name}"
-        self.plan.left_out.append(f"{what}: {reason}")
+    @cached_property
+    def exact(self) -> Exact:
+        """What is right."""
+        exact = Exact(self.bench)
+        release(self.setting.device)
+        return exact
 
     def _try(self, provider: Provider) -> None:
         print(f"-- {self.setting.model.name} {self.setting.batch} {provider.name}", flush=True)
         row = self.rows[provider.name] = self._row(provider)
-        folder = self.cache / provider.name
-        if self.plan.in_own_process:
-            limit = self.plan.compile_seconds_left
-            found = measure(self.setting, provider, folder, None if limit is None else limit + 1)
+        if provider.name in self.alone:
+            found = self.alone[provider.name]
             for name, value in found.__dict__.items():
                 setattr(row, name, value)
             if found.failure:
                 return
         try:
-            with _environment(caches(folder)):
+            with _environment(caches(self.cache / provider.name)):
                 self.steps[provider.name] = self._prepare(provider, row)
         except Exception as error:
             traceback.print_exc()
@@ -198,6 +217,12 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--steps", type=_positive, help="in a row in a round: 20; 3 on a CPU")
     parser.add_argument("--seconds", type=_positive, help="begin nothing new when they are over")
     parser.add_argument(
+        "--jobs",
+        type=_positive,
+        default=1,
+        help="processes of their own at a time; with more than 1 compile seconds are a little high",
+    )
+    parser.add_argument(
         "--one-process",
         action="store_true",
         help="no process for each provider, no memory figures; always so on a CPU",
@@ -228,30 +253,37 @@ def _positive(text: str) -> int:
 
 def run(chosen: argparse.Namespace) -> tuple[list[Row], list[str]]:
     """All rows, written to the CSV file as they are made, and what was left out."""
-    plan = Plan(chosen.rounds, chosen.steps, chosen.seconds, not chosen.one_process)
+    plan = Plan(chosen.rounds, chosen.steps, chosen.seconds, chosen.jobs, not chosen.one_process)
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory() as cache:
-        for name in chosen.model:
-            for batch in chosen.batch:
-                model = MODELS[name]
-                amp = model.amp and not chosen.no_amp
-                setting = Setting(model, batch, chosen.device, chosen.size, amp, chosen.inner)
-                folder = Path(cache) / f"{name}-{batch}"
-                rows += _compare(setting, plan, folder, chosen)
-                release(chosen.device)
+    with tempfile.TemporaryDirectory() as folder:
+        comparisons: list[Comparison] = []
+        for name, batch in itertools.product(chosen.model, chosen.batch):
+            model = MODELS[name]
+            amp = model.amp and not chosen.no_amp
+            setting = Setting(model, batch, chosen.device, chosen.size, amp, chosen.inner)
+            cache = Path(folder) / f"{name}-{batch}"
+            comparisons.append(Comparison(setting, chosen.provider, plan, cache, chosen.commit))
+        if plan.in_own_process:
+            with ThreadPoolExecutor(plan.jobs) as pool:
+                jobs = [pool.submit(c.measure_alone, p) for c in comparisons for p in c.providers]
+            for job in jobs:
+                job.result()
+            del jobs  # they hold the comparisons
+        while comparisons:  # none of them, nor what it has on the GPU, stays for the next
+            rows += _compare(comparisons.pop(0), chosen.out)
+            release(chosen.device)
     return rows, plan.left_out
 
 
-def _compare(setting: Setting, plan: Plan, cache: Path, chosen: argparse.Namespace) -> list[Row]:
-    comparison = Comparison(setting, plan, cache, chosen.commit)
+def _compare(comparison: Comparison, out: Path) -> list[Row]:
+    setting, plan = comparison.setting, comparison.plan
     try:
-        made = comparison.run(chosen.provider)
+        made = comparison.run()
     except torch.OutOfMemoryError as error:
-        release(setting.device)
         made = []
         what = f"{setting.model.name} {setting.batch}"
         plan.left_out.append(f"{what}: {str(error).splitlines()[0]}")
-    append(made, chosen.out)
+    append(made, out)
     return made
 
 

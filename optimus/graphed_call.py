@@ -42,9 +42,9 @@ def fixed_inputs(module: GraphModule) -> list[bool]:
 class GraphedCall:
     """Stands in for one compiled graph, and replays it in training steps once it has settled.
 
-    Runs outside: the first calls, until one was gone back through, calls without gradients or outside
-    of training steps, inputs of another shape than those recorded, and a second call before the
-    first one's backward.
+    Runs outside: the first calls, until one was gone back through, calls without gradients or
+    outside of training steps, inputs of another shape than those recorded, and a second call before
+    the first one's backward.
     """
 
     def __init__(self, compiled: Compiled, fixed: Sequence[bool], session: Session) -> None:

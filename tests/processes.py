@@ -30,7 +30,8 @@ def environment(**extra: str) -> dict[str, str]:
     """The tests' own, with a port for ranks to meet at and one thread a process: threads that wait
     for each other are slow where tests share the cores."""
     inherited = {name: value for name, value in os.environ.items() if name not in _OWN}
-    own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MASTER_PORT": str(_free_port())}
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    own = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MASTER_PORT": str(_free_port())}
     return inherited | own | extra
 
 

@@ -69,7 +69,7 @@ def test_a_process_of_its_own_that_takes_too_long_is_ended(tmp_path: Path) -> No
 def test_nothing_begins_when_the_time_is_up(tmp_path: Path) -> None:
     plan = Plan(seconds=1, in_own_process=False)
     plan.started -= 10
-    assert Comparison(SMALL, plan, tmp_path, "abc").run(["eager", "compile"]) == []
+    assert Comparison(SMALL, ["eager", "compile"], plan, tmp_path, "abc").run() == []
     assert plan.left_out == [
         "per_feature_encoder 16 eager: the time was up",
         "per_feature_encoder 16 compile: the time was up",
@@ -84,7 +84,7 @@ def test_a_provider_that_fails_is_a_row_with_its_error(
 
     monkeypatch.setattr(Bench, "first_step", fail)
     plan = Plan(rounds=1, count=1, in_own_process=False)
-    (row,) = Comparison(SMALL, plan, tmp_path, "abc").run(["eager"])
+    (row,) = Comparison(SMALL, ["eager"], plan, tmp_path, "abc").run()
     assert row.failure == "RuntimeError: no such kernel"
 
 
