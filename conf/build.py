@@ -14,6 +14,7 @@ import torch
 from filelock import FileLock
 from hydra.utils import instantiate
 from lightning.pytorch import Callback, LightningDataModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint, LearningRateMonitor, ProgressBar
 from omegaconf import DictConfig, OmegaConf
 
 from conf.checks import UserError
@@ -50,15 +51,25 @@ def build_trainer(cfg: DictConfig) -> Trainer:
     # Lightning's own use of a PyTorch function; nothing a user could change.
     warnings.filterwarnings("ignore", message=".*LeafSpec.*is deprecated")
     torch.set_float32_matmul_precision(cfg.matmul_precision)
-    loggers = [instantiate(logger) for logger in _entries(cfg.logger)]
-    callbacks: list[Callback] = [instantiate(callback) for callback in _entries(cfg.callbacks)]
-    # Lightning asks every callback a dozen times a step.
-    callbacks = [c for c in callbacks if not (isinstance(c, ProfileSteps) and not c.num_steps)]
+    loggers = [instantiate(logger) for logger in _entries(cfg.get("logger"))]
+    made = [instantiate(callback) for callback in _entries(cfg.get("callbacks"))]
+    callbacks: list[Callback] = [c for c in made if _is_wanted(c, cfg.trainer, bool(loggers))]
     if cfg.optimus is not None:
         knobs = changed_knobs(_plain(cfg.optimus.knobs))
         callbacks.insert(0, instantiate(cfg.optimus, knobs=knobs, _convert_="all"))
     profiler = NoProfiler() if cfg.trainer.profiler is None else cfg.trainer.profiler
     return instantiate(cfg.trainer, callbacks=callbacks, logger=loggers or False, profiler=profiler)
+
+
+def _is_wanted(callback: Callback, trainer: DictConfig, has_logger: bool) -> bool:
+    """Whether it has something to do; the trainer refuses those that it is told to do without."""
+    if isinstance(callback, ProfileSteps):  # Lightning asks every callback a dozen times a step
+        return callback.num_steps > 0
+    if isinstance(callback, ProgressBar):
+        return trainer.enable_progress_bar
+    if isinstance(callback, Checkpoint):
+        return trainer.enable_checkpointing
+    return has_logger or not isinstance(callback, LearningRateMonitor)
 
 
 def resume_path(cfg: DictConfig) -> Path | None:

@@ -82,6 +82,18 @@ def test_every_set_of_callbacks_runs(tmp_path: Path, callbacks: str) -> None:
     assert {f.name for f in (tmp_path / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
 
 
+def test_what_the_trainer_is_told_to_do_without(tmp_path: Path) -> None:
+    switches = ("enable_progress_bar", "enable_checkpointing", "fast_dev_run")
+    run(
+        tmp_path,
+        "~logger",
+        "test=false",
+        "metric=val/auc",
+        *(f"trainer.{switch}=false" for switch in switches),
+    )
+    assert not (tmp_path / "checkpoints").exists()
+
+
 @pytest.mark.parametrize("experiment", OPTIONS["experiment"])
 def test_every_experiment_on_synthetic_data_trains(tmp_path: Path, experiment: str) -> None:
     if not str(composed(tmp_path, f"experiment={experiment}").data._target_).endswith("Synthetic"):
