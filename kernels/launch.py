@@ -1,7 +1,7 @@
 """Where a Triton kernel can run: on a GPU, or on the CPU under Triton's interpreter.
 
 Every operator asks `can_launch` and runs its reference where the answer is no, so that a program
-with kernels in it works on any machine.
+with kernels in it works on any machine. Kernels are launched by `launch`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-from contextlib import AbstractContextManager
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any
 
@@ -48,6 +50,31 @@ def can_multiply(*tensors: Tensor) -> bool:
 def on_device(tensor: Tensor) -> AbstractContextManager[Any]:
     """Makes the tensor's GPU the current one: Triton launches there, wherever the data are."""
     return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
+    """Launch a Triton kernel; within `compiling_only` it is compiled and not launched."""
+    if _here.compiling_only:
+        kernel.warmup(*args, grid=grid, **options)
+    else:
+        kernel[grid](*args, **options)
+
+
+@contextmanager
+def compiling_only() -> Iterator[None]:
+    """Nothing is launched by this thread."""
+    _here.compiling_only = True
+    try:
+        yield
+    finally:
+        _here.compiling_only = False
+
+
+class _Here(threading.local):
+    compiling_only = False
+
+
+_here = _Here()
 
 
 def dot_precision(dtype: torch.dtype) -> str:

@@ -12,6 +12,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -20,7 +21,7 @@ from typing import Any
 
 import torch
 
-from kernels.launch import is_interpreted
+from kernels.launch import compiling_only, is_interpreted
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,9 @@ def choose(
     """The fastest of `tiles` for `op` at these sizes: from the cache, else by timing `run`.
 
     `sizes`: whatever the choice depends on, numbers over 512 count as the next power of two.
-    `run(tile)` launches the kernel, must give the same result each time and may raise for a tile
-    that does not fit the device. Raises the last of these errors when no tile fits. Under the
+    `run(tile)` launches the kernel by `launch`, must give the same result each time, may raise for
+    a tile that does not fit the device and is also called by other threads, to compile only. Raises
+    the last of these errors when no tile fits. Under the
     interpreter and while a CUDA graph is captured it is the first tile, unmeasured.
     """
     if op in _pinned:
@@ -117,6 +119,7 @@ def _fastest(tiles: Sequence[Tile], run: Callable[[Tile], Any]) -> Tile:
 
     times: dict[Tile, float] = {}
     error: Exception | None = None
+    _compile_all(tiles, run)
     for candidate in tiles:
         try:
             run(candidate)
@@ -129,6 +132,21 @@ def _fastest(tiles: Sequence[Tile], run: Callable[[Tile], Any]) -> Tile:
         assert error is not None
         raise error
     return min(times, key=lambda t: times[t])
+
+
+def _compile_all(tiles: Sequence[Tile], run: Callable[[Tile], Any]) -> None:
+    """Compile for all tiles side by side: the compiler and the assembler hold no lock."""
+    has_gpu = torch.cuda.is_available()
+    device = torch.cuda.current_device() if has_gpu else None
+
+    def one(candidate: Tile) -> None:
+        # A thread begins on the first GPU. What fails, fails again, and is looked at, when it runs.
+        on_gpu = torch.cuda.device(device) if has_gpu else contextlib.nullcontext()
+        with on_gpu, compiling_only(), contextlib.suppress(Exception):
+            run(candidate)
+
+    with ThreadPoolExecutor(len(tiles)) as pool:
+        list(pool.map(one, tiles))
 
 
 @cache

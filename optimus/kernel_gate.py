@@ -2,22 +2,27 @@
 
 A kernel pattern asks once for each kind of call: training or not, shapes, types, GPU. What it puts
 in has to beat what Inductor makes of the same sub-graph, called one by one and in a CUDA graph, or
-it is a miss that says the times. The measurement is made in a process of its own, where it can
-compile while this one is compiling and where a kernel that crashes takes nothing along; what it
-finds is kept beside the kernels' tile choices for later processes.
+it is a miss that says the times. Measurements are made in a process of their own, where they can
+compile while this one is compiling and where a kernel that crashes takes nothing along. It serves
+one question after another, and ends when none comes any more. What it finds is kept beside the
+kernels' tile choices for later processes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import importlib
 import json
 import os
 import pickle
+import select
+import signal
 import statistics
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,6 +48,7 @@ Times = list[tuple[float, float]]
 ROUNDS = 5
 CALLS = 10
 TIMEOUT_SECONDS = 300
+IDLE_SECONDS = 30
 
 
 def verdict(
@@ -92,22 +98,68 @@ _known: dict[str, Times | str] = {}
 
 
 def _in_another_process(job: tuple[Any, ...]) -> Times | str:
-    command = [sys.executable, "-m", "optimus.kernel_gate"]
-    path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
-    try:
-        done = subprocess.run(
-            command,
-            input=pickle.dumps(job),
-            capture_output=True,
-            check=False,
-            timeout=TIMEOUT_SECONDS,
-            env={**os.environ, "PYTHONPATH": path},
+    """The answer of the process that measures; a new one where there is none, or none any more."""
+    with _lock:
+        while True:
+            server = _servers.setdefault(os.getpid(), _Server())
+            try:
+                return server.ask(job)
+            except (OSError, ValueError, EOFError) as error:
+                del _servers[os.getpid()]
+                code = server.stop()
+                if code != 0:  # with 0 it had nothing to do for too long
+                    return _first_line(error) if code is None else f"the process ended with {code}"
+
+
+class _Server:
+    """A process that measures, see `main`."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
+        # Small graphs compile sooner in one process than others take to start.
+        env = {**os.environ, "PYTHONPATH": path, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        return subprocess.Popen(
+            [sys.executable, "-m", "optimus.kernel_gate", str(IDLE_SECONDS)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=env,
+            start_new_session=True,  # Ctrl-C is for the training, which ends it in its own way
         )
-        lines = done.stdout.decode().splitlines()
-        found = json.loads(lines[-1]) if lines else f"the process ended with {done.returncode}"
-    except (OSError, ValueError, subprocess.SubprocessError) as error:
-        return _first_line(error)
-    return found if isinstance(found, str) else [(float(a), float(b)) for a, b in found]
+
+    def ask(self, job: tuple[Any, ...]) -> Times | str:
+        """Raises OSError, EOFError or ValueError where no answer comes."""
+        process = self._process = self._process or self._start()
+        assert process.stdin is not None and process.stdout is not None
+        pickle.dump(job, process.stdin)
+        process.stdin.flush()
+        if not select.select([process.stdout], [], [], TIMEOUT_SECONDS)[0]:
+            raise TimeoutError(f"took more than {TIMEOUT_SECONDS} s")
+        line = process.stdout.readline()
+        if not line:
+            raise EOFError
+        found = json.loads(line)
+        return found if isinstance(found, str) else [(float(a), float(b)) for a, b in found]
+
+    def stop(self) -> int | None:
+        """How it ended by itself; otherwise end it."""
+        process = self._process
+        if process is None:
+            return None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(timeout=1)
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return None
+
+
+_servers: dict[int, _Server] = {}
+"""By the process that asks: one that was forked has none yet."""
+_lock = threading.Lock()
 
 
 def _file(key: str) -> Path:
@@ -203,14 +255,37 @@ def _time(step: Callable[[], None]) -> float:
 
 
 def main() -> None:
-    """Read a job from standard input and write what was measured as the last line of output."""
-    module, name, how, specs, train, precision = pickle.loads(sys.stdin.buffer.read())
+    """Read jobs from standard input and write what was measured, a line each, to standard output.
+
+    Ends with its input, or after as many seconds without a job as its argument says: then its GPU
+    memory is needed more elsewhere.
+    """
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever else is printed is no answer
+    while select.select([sys.stdin.buffer], [], [], float(sys.argv[1]))[0]:
+        try:
+            job = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        print(json.dumps(_answer(job)), file=answers, flush=True)
+
+
+def _answer(job: tuple[Any, ...]) -> Times | str:
+    module, name, how, specs, train, precision = job
     torch.set_float32_matmul_precision(precision)
     device = torch.device(specs[0][2])
+    try:
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        ours, plain = getattr(importlib.import_module(module), name)(*how)
+    except Exception as error:
+        return _first_line(error)
+    times = measure(ours, plain, specs, train)
+    torch._dynamo.reset()
+    gc.collect()
     if device.type == "cuda":
-        torch.cuda.set_device(device)
-    ours, plain = getattr(importlib.import_module(module), name)(*how)
-    print(json.dumps(measure(ours, plain, specs, train)))
+        torch.cuda.empty_cache()
+    return times
 
 
 if __name__ == "__main__":

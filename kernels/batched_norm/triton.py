@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import on_device
+from kernels.launch import launch, on_device
 from kernels.tiles import activate, narrow, slope, sum_type, wide
 from kernels.tuning import Tile, choose, num_programs, tile
 
@@ -48,7 +48,9 @@ def forward(
     def run(choice: Tile) -> None:
         blocks = _blocks(x, choice)
         grid, steps = _share(x, blocks, 1 << 16)
-        batched_norm_fwd_kernel[grid](
+        launch(
+            batched_norm_fwd_kernel,
+            grid,
             x,
             x if weight is None else weight,
             x if bias is None else bias,
@@ -86,7 +88,9 @@ def backward(
         blocks = _blocks(x, choice)
         grid, steps = _share(x, blocks, num_programs(1 << 10))
         partial = torch.empty(2, grid[0], *x.shape[1:], dtype=wide_type, device=x.device)
-        batched_norm_bwd_kernel[grid](
+        launch(
+            batched_norm_bwd_kernel,
+            grid,
             grad,
             x,
             x if weight is None else weight,

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import on_device
+from kernels.launch import launch, on_device
 from kernels.matmul import TILES, add_bias, multiply, num_tiles, number_types, place_of
 from kernels.tiles import narrow, wide
 from kernels.tuning import Tile, choose
@@ -31,7 +31,9 @@ def forward(
     """Fill `out` (B, N) with the result."""
 
     def run(choice: Tile) -> None:
-        cross_layer_fwd_kernel[_grid(out, choice)](
+        launch(
+            cross_layer_fwd_kernel,
+            _grid(out, choice),
             x0,
             y,
             weight,
@@ -66,7 +68,9 @@ def backward(
         if bias is not None:
             tiles_m = triton.cdiv(len(grad), choice.sizes["BLOCK_M"])
             partial = torch.empty(tiles_m, grad.shape[1], dtype=wide_type, device=grad.device)
-        cross_layer_bwd_kernel[_grid(grad, choice)](
+        launch(
+            cross_layer_bwd_kernel,
+            _grid(grad, choice),
             grad,
             x0,
             y,

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import dot_precision, on_device
+from kernels.launch import dot_precision, launch, on_device
 from kernels.tiles import narrow, operand, sum_type, wide
 from kernels.tuning import Tile, choose, tile
 
@@ -68,7 +68,9 @@ def _launch(
     block_v = max(16, triton.next_power_of_2(num_features + 1))
 
     def run(choice: Tile) -> None:
-        kernel[(triton.cdiv(batch, choice.sizes["ROWS"]),)](
+        launch(
+            kernel,
+            (triton.cdiv(batch, choice.sizes["ROWS"]),),
             dense,
             embedded,
             *others,

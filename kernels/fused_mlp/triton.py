@@ -25,7 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.fused_mlp.sizes import block
-from kernels.launch import on_device
+from kernels.launch import launch, on_device
 from kernels.matmul import number_types
 from kernels.tiles import activate, narrow, operand, wide
 from kernels.tuning import Tile, choose, tile
@@ -54,7 +54,9 @@ def forward(
     out = torch.empty(towers, batch, weights[-1].shape[1], dtype=x.dtype, device=x.device)
 
     def run(choice: Tile) -> None:
-        fused_mlp_fwd_kernel[grid_of(x, choice)](
+        launch(
+            fused_mlp_fwd_kernel,
+            grid_of(x, choice),
             x,
             four(weights, x),
             four(biases, x),

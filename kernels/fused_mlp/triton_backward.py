@@ -29,6 +29,7 @@ from kernels.fused_mlp.triton import (
     two_layers,
     weight_tile,
 )
+from kernels.launch import launch
 from kernels.tiles import activate, narrow, operand, slope, wide
 from kernels.tuning import Tile
 
@@ -60,7 +61,9 @@ def backward(
             torch.empty(towers, num_blocks, b.shape[1], dtype=wide_type, device=x.device)
             for b in biases
         ]
-        fused_mlp_bwd_kernel[grid_of(x, choice)](
+        launch(
+            fused_mlp_bwd_kernel,
+            grid_of(x, choice),
             grad,
             x,
             four(weights, x),

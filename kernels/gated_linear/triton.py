@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import on_device
+from kernels.launch import launch, on_device
 from kernels.matmul import add_bias, num_tiles, number_types, place_of
 from kernels.tiles import activate, narrow, operand
 from kernels.tuning import Tile, choose, tile
@@ -44,7 +44,9 @@ def forward(
     opened, value = (torch.empty_like(out) if save else x.new_empty(0) for _ in range(2))
 
     def run(choice: Tile) -> None:
-        gated_linear_fwd_kernel[(num_tiles(rows, columns, choice),)](
+        launch(
+            gated_linear_fwd_kernel,
+            (num_tiles(rows, columns, choice),),
             x,
             gate,
             up,

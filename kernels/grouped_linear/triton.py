@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.grouped_linear.tables import Groups, groups_of, table, tile_table
-from kernels.launch import on_device
+from kernels.launch import launch, on_device
 from kernels.matmul import number_types
 from kernels.tiles import activate, narrow, operand, wide
 from kernels.tuning import Tile, choose, num_programs, tile
@@ -51,7 +51,9 @@ def forward(
     def run(choice: Tile) -> None:
         tiles = tile_table(groups, choice.sizes["BLOCK_N"], 0, x.device)
         grid = (len(tiles), triton.cdiv(len(x), choice.sizes["BLOCK_M"]))
-        grouped_linear_fwd_kernel[grid](
+        launch(
+            grouped_linear_fwd_kernel,
+            grid,
             x,
             weights[0],
             biases[0] if biases else x,
@@ -83,7 +85,9 @@ def grad_of_x(grad: Tensor, x: Tensor, weights: Sequence[Tensor], offsets: Seque
     def run(choice: Tile) -> None:
         tiles = tile_table(groups, 0, choice.sizes["BLOCK_K"], x.device)
         grid = (len(tiles), triton.cdiv(len(x), choice.sizes["BLOCK_M"]))
-        grouped_linear_dgrad_kernel[grid](
+        launch(
+            grouped_linear_dgrad_kernel,
+            grid,
             grad,
             weights[0],
             grad_x,
@@ -122,7 +126,9 @@ def grads_of_parameters(
             torch.empty(shares, size, dtype=wide_type, device=x.device)
             for size in (num_weights, sum(groups.outs))
         ]
-        grouped_linear_wgrad_kernel[(len(tiles), shares)](
+        launch(
+            grouped_linear_wgrad_kernel,
+            (len(tiles), shares),
             grad,
             x,
             *partial,

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch import on_device
+from kernels.launch import launch, on_device
 from kernels.linear_act.reference import FROM_SUM
 from kernels.matmul import TILES, add_bias, multiply, num_tiles, number_types, place_of
 from kernels.tiles import activate, narrow, slope, sum_type, wide
@@ -39,7 +39,9 @@ def forward(
     z = torch.empty_like(out) if save else x.new_empty(0)
 
     def run(choice: Tile) -> None:
-        linear_act_fwd_kernel[(num_tiles(rows, columns, choice),)](
+        launch(
+            linear_act_fwd_kernel,
+            (num_tiles(rows, columns, choice),),
             x,
             weight,
             x if bias is None else bias,
@@ -76,7 +78,9 @@ def backward(grad: Tensor, saved: Tensor, activation: str) -> tuple[Tensor, Tens
         steps = triton.cdiv(blocks, num_programs(1024 // across))
         shares = triton.cdiv(blocks, steps)
         partial = torch.empty(shares, columns, dtype=wide_type, device=grad.device)
-        linear_act_bwd_kernel[(across, shares)](
+        launch(
+            linear_act_bwd_kernel,
+            (across, shares),
             grad,
             saved,
             of_sum,

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -57,34 +60,67 @@ def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_gate, "_known", {})
 
 
-@pytest.mark.usefixtures("_fresh")
-def test_another_process_measures_and_says_why_it_cannot(tmp_path: Path) -> None:
+@pytest.fixture
+def forms_to_measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     (tmp_path / "forms_to_measure.py").write_text(FORMS)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(tmp_path))
-        forms = importlib.import_module("forms_to_measure").forms
-        told = times_of(forms, ("out of shared memory",), [((2,), torch.float32, "cpu", False)])
-    assert told == "out of shared memory"
+    monkeypatch.syspath_prepend(str(tmp_path))
+    sys.modules.pop("forms_to_measure", None)
+    monkeypatch.setattr(kernel_gate, "_servers", {})
+    yield importlib.import_module("forms_to_measure").forms
+    for server in kernel_gate._servers.values():
+        server.stop()
 
 
 FORMS = """
+import os, torch
 def forms(text):
-    raise_it = lambda x: (_ for _ in ()).throw(RuntimeError(text + chr(10) + "and more"))
-    import torch
     torch.compile = lambda form, **options: form  # what is tested is the way there and back
-    return raise_it, raise_it
+    def ours(x):
+        if text == "die":
+            os.kill(os.getpid(), 9)
+        print("no answer")
+        raise RuntimeError(f"{text} {os.getpid()}" + chr(10) + "and more")
+    return ours, ours
 """
+SPECS = [((2,), torch.float32, "cpu", False)]
+
+
+@pytest.mark.usefixtures("_fresh")
+def test_another_process_measures_one_after_another(forms_to_measure: Any) -> None:
+    first, second = (times_of(forms_to_measure, (text,), SPECS) for text in ("one", "two"))
+    assert isinstance(first, str) and isinstance(second, str)
+    assert first.split()[0] == "one" and second.split()[0] == "two"
+    assert first.split()[1] == second.split()[1] != str(os.getpid()), "one process for both"
+
+
+@pytest.mark.usefixtures("_fresh")
+def test_a_process_that_dies_takes_one_question_along(forms_to_measure: Any) -> None:
+    told = [times_of(forms_to_measure, (text,), SPECS) for text in ("one", "die", "two")]
+    assert told[1] == "the process ended with -9"
+    assert str(told[0]).split()[0] == "one" and str(told[2]).split()[0] == "two"
+
+
+@pytest.mark.usefixtures("_fresh")
+def test_a_process_that_had_nothing_to_do_is_replaced(
+    forms_to_measure: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel_gate, "IDLE_SECONDS", 0.1)
+    told = [times_of(forms_to_measure, ("one",), SPECS)]
+    (server,) = kernel_gate._servers.values()
+    assert server._process is not None
+    assert server._process.wait(timeout=60) == 0
+    told.append(times_of(forms_to_measure, ("two",), SPECS))
+    assert [str(text).split()[0] for text in told] == ["one", "two"]
 
 
 @pytest.mark.usefixtures("_fresh")
 def test_what_was_measured_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    specs = [((2,), torch.float32, "cpu", False)]
     monkeypatch.setattr(kernel_gate, "_in_another_process", lambda job: [(1.0, 2.0), (3.0, 4.0)])
-    measured = times_of(_forms, (), specs)
+    measured = times_of(_forms, (), SPECS)
     kernel_gate._known.clear()
     monkeypatch.setattr(kernel_gate, "_in_another_process", lambda job: "measured again")
-    assert times_of(_forms, (), specs) == measured == [(1.0, 2.0), (3.0, 4.0)]
-    assert times_of(_forms, ("other",), specs) == "measured again"
+    assert times_of(_forms, (), SPECS) == measured == [(1.0, 2.0), (3.0, 4.0)]
+    assert times_of(_forms, ("other",), SPECS) == "measured again"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there the gate is open or measured")
