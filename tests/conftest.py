@@ -6,6 +6,7 @@ file of its own at the end.
 
 from __future__ import annotations
 
+import gc
 import os
 
 # Before torch reads it, and for the processes that tests start: threads that wait for each other
@@ -28,3 +29,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
     shared = "PYTEST_XDIST_WORKER" in os.environ
     items.sort(key=lambda item: item.get_closest_marker("slow") is not None, reverse=shared)
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector the million objects of all imports, which stay anyway."""
+    gc.collect()
+    gc.freeze()

@@ -3,20 +3,29 @@
 Each program leads a session of its own with its output in files. Whatever ends the wait for it (a
 time-out, a failing test, Ctrl-C) kills the whole session, ranks that it started itself included: a
 rank that waits for a dead one would otherwise hold up whoever waits for the end of the tests.
+
+A `forked` program is forked from a process that has imported PyTorch, Lightning and TorchRec, which
+spares it most of its time; it has a process and a session of its own all the same. Whatever of a
+kind of programs is tested, one at least should start as users start it: imports, command line,
+another order of sets.
 """
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
 import random
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+
+from tests.forks import Forked, Server
 
 ROOT = Path(__file__).parents[1]
 
@@ -38,43 +47,61 @@ def environment(**extra: str) -> dict[str, str]:
 @contextmanager
 def running(
     command: Sequence[str | Path],
-    out: IO[bytes] | int = subprocess.DEVNULL,
-    err: IO[bytes] | int = subprocess.DEVNULL,
+    out: str = os.devnull,
+    err: str = os.devnull,
+    forked: bool = False,
     **extra: str,
-) -> Iterator[subprocess.Popen[bytes]]:
+) -> Iterator[subprocess.Popen[bytes] | Forked]:
     """A program that runs while the block does, and is killed at its end. `extra` joins its
-    environment."""
-    process = subprocess.Popen(
-        [str(word) for word in command],
-        cwd=ROOT,
-        env=environment(**extra),
-        stdin=subprocess.DEVNULL,
-        stdout=out,
-        stderr=err,
-        start_new_session=True,
-    )
+    environment; `out` and `err` are files for what it says."""
+    process = _start([str(word) for word in command], out, err, forked, environment(**extra))
     try:
         yield process
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
+        if process.poll() is None:  # forked just now, and not yet the leader of a session
+            os.kill(process.pid, signal.SIGKILL)
         process.wait()
 
 
+def _start(
+    command: list[str], out: str, err: str, forked: bool, variables: dict[str, str]
+) -> subprocess.Popen[bytes] | Forked:
+    if forked:
+        assert command[0] == sys.executable, "only Python can be forked"
+        return _server().start(command[1:], variables, out, err)
+    with Path(out).open("wb") as to, Path(err).open("wb") as errors:
+        return subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=to,
+            stderr=errors,
+            start_new_session=True,
+        )
+
+
+@functools.cache
+def _server() -> Server:
+    server = Server(environment(), str(ROOT))
+    atexit.register(server.close)
+    return server
+
+
 def run(
-    command: Sequence[str | Path], timeout: float = 300, **extra: str
+    command: Sequence[str | Path], timeout: float = 300, forked: bool = False, **extra: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a program to its end, `timeout` seconds at most, and return what it said."""
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        with running(command, out, err, **extra) as process:
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder) / name for name in ("out", "err")]
+        for file in files:
+            file.touch()
+        with running(command, *map(str, files), forked=forked, **extra) as process:
             process.wait(timeout)
-        said = [_text(file) for file in (out, err)]
-    return subprocess.CompletedProcess(list(command), process.returncode, *said)
-
-
-def _text(file: IO[bytes]) -> str:
-    file.seek(0)
-    return file.read().decode(errors="replace")
+        said = [file.read_text(errors="replace") for file in files]
+    return subprocess.CompletedProcess(list(command), process.returncode or 0, *said)
 
 
 def _free_port() -> int:

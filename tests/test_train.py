@@ -45,16 +45,24 @@ RESULTS = ("train/loss", "val/auc", "val/logloss", "test/auc", "test/logloss", "
 NORMALIZE = "normalize"
 
 
+LIMITED = """
+import resource, runpy, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))
+sys.argv[0] = "{script}"
+runpy.run_path("{script}", run_name="__main__")
+"""
+
+
 def command(folder: Path, *overrides: str) -> list[str]:
     own = [f"hydra.run.dir={folder}", f"paths.runs={folder.parent}"]
     flags = [word for word in overrides if word.startswith("-")]
     rest = [word for word in overrides if not word.startswith("-")]
-    return [sys.executable, "-W", "ignore", "train.py", *flags, *own, *SMALL, *rest]
+    return [sys.executable, "train.py", *flags, *own, *SMALL, *rest]
 
 
-def run(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, *overrides: str, forked: bool = True) -> subprocess.CompletedProcess[str]:
     """Run train.py with its output in `folder` and wait for it."""
-    return processes.run(command(folder, *overrides), timeout=500)
+    return processes.run(command(folder, *overrides), timeout=500, forked=forked)
 
 
 def result(folder: Path) -> dict[str, Any]:
@@ -69,9 +77,9 @@ def last_line(done: subprocess.CompletedProcess[str]) -> str:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run from start to end."""
+    """A run from start to end, started as users do."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    done = run(folder)
+    done = run(folder, forked=False)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -127,7 +135,7 @@ def test_killed_and_resumed_ends_as_if_never_stopped(whole: Path, tmp_path: Path
     last = folder / "checkpoints" / "last.ckpt"
     every = ["callbacks.last.every_n_train_steps=7"]
     # A step takes milliseconds: wait for the file and kill, wherever the run is by then.
-    with processes.running(command(folder, *every)) as running:
+    with processes.running(command(folder, *every), forked=True) as running:
         deadline = time.monotonic() + 240
         while not last.exists() and running.poll() is None and time.monotonic() < deadline:
             time.sleep(0.002)
@@ -159,8 +167,9 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(whole: Path, tmp_path: Path)
     shutil.copytree(whole / "checkpoints", folder / "checkpoints")
     before = (folder / "checkpoints" / "last.ckpt").read_bytes()
     # Writing more than this to one file fails, as on a full disk.
-    limit = ["prlimit", f"--fsize={len(before) // 2}"]
-    message = last_line(processes.run([*limit, *command(folder)]))
+    python, script, *rest = command(folder)
+    limited = LIMITED.format(size=len(before) // 2, script=script)
+    message = last_line(processes.run([python, "-c", limited, *rest], forked=True))
     assert "could not be written" in message
     assert f"The last good checkpoint is {folder / 'checkpoints'}" in message
     assert {f.name for f in (folder / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}

@@ -45,9 +45,16 @@ def sweep(tmp_path: Path, *arguments: str, **environment: str) -> str:
     program.write_text(PROGRAM)
     folder = str(tmp_path / "it's = a, {sweep}").replace("'", r"\'")
     command = [sys.executable, str(program), "-m", f"hydra.sweep.dir='{folder}'", *arguments]
-    done = processes.run(command, **environment)
+    done = processes.run(command, forked=True, **environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Where the four kinds of jobs ran, and what they said."""
+    folder = tmp_path_factory.mktemp("swept")
+    return folder, sweep(folder, "+x=1,2,3,4")
 
 
 def results(tmp_path: Path) -> list[Result]:
@@ -55,9 +62,10 @@ def results(tmp_path: Path) -> list[Result]:
     return sorted((r for r in found if r), key=lambda r: r.job)
 
 
-def test_every_job_has_its_own_process_and_a_failure_stops_no_other(tmp_path: Path) -> None:
-    sweep(tmp_path, "+x=1,2,3,4")
-    one, two, three, four = results(tmp_path)
+def test_every_job_has_its_own_process_and_a_failure_stops_no_other(
+    swept: tuple[Path, str],
+) -> None:
+    one, two, three, four = results(swept[0])
     assert [r.job for r in (one, two, three, four)] == [0, 1, 2, 3]
     assert [r.overrides for r in (one, four)] == [["+x=1"], ["+x=4"]]
     assert (one.error, four.error) == ("", "")
@@ -67,8 +75,10 @@ def test_every_job_has_its_own_process_and_a_failure_stops_no_other(tmp_path: Pa
     assert "SIGKILL" in three.error
 
 
-def test_each_job_compiles_cold_unless_a_cache_is_named(tmp_path: Path) -> None:
-    caches = [line for line in sweep(tmp_path, "+x=1,4").splitlines() if line.startswith("cache ")]
+def test_each_job_compiles_cold_unless_a_cache_is_named(
+    swept: tuple[Path, str], tmp_path: Path
+) -> None:
+    caches = [line for line in swept[1].splitlines() if line.startswith("cache ")]
     assert len(set(caches)) == 2
     assert "cache None" not in caches
     assert not any(Path(line.split()[1]).exists() for line in caches)

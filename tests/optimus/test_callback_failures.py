@@ -21,7 +21,7 @@ def optimus(**given: Any) -> OptimusCallback:
         "baseline_steps": 6,
         "warmup_steps": 1,
         "window": 2,
-        "inner": "aot_eager",
+        "inner": "eager",
     }
     return OptimusCallback(**(defaults | given))
 

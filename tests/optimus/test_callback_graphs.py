@@ -29,6 +29,7 @@ def optimus(graphs: str = "step", **given: Any) -> OptimusCallback:
         "baseline_steps": START,
         "warmup_steps": 1,
         "window": 2,
+        "baseline": "eager",
         "inner": "aot_eager",
         "verify": False,
     }
@@ -73,13 +74,16 @@ class Losses(pl.Callback):
         self.logged += [float(trainer.callback_metrics[n]) for n in ("loss", "twice")]
 
 
+Fitted = tuple[Losses, OptimusCallback, Regressor]
+
+
 def fit(
     path: Path,
     graphs: str,
     make: type[Regressor] = Trained,
     odd: int = 0,
     **options: Any,
-) -> tuple[Losses, OptimusCallback, Regressor]:
+) -> Fitted:
     torch._dynamo.reset()
     torch.manual_seed(3)
     module, losses, callback = make(), Losses(), optimus(graphs)
@@ -87,6 +91,24 @@ def fit(
     run.fit(module, loader(BATCHES, odd), loader(2))
     run.save_checkpoint(path / "last.ckpt")
     return losses, callback, module
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the runs with no special settings leave their checkpoints."""
+    return tmp_path_factory.mktemp("usual")
+
+
+@pytest.fixture(scope="module")
+def off(folder: Path) -> Fitted:
+    """The usual run without graphs."""
+    return fit(folder / "off", "off")
+
+
+@pytest.fixture(scope="module")
+def step(folder: Path) -> Fitted:
+    """The same with graphs."""
+    return fit(folder / "step", "step")
 
 
 def replays(callback: OptimusCallback) -> dict[str, int]:
@@ -97,10 +119,13 @@ def replays(callback: OptimusCallback) -> dict[str, int]:
     }
 
 
+def test_the_usual_training_is_the_same_to_the_last_bit(off: Fitted, step: Fitted) -> None:
+    assert_same(off, step, 11)
+
+
 @pytest.mark.parametrize(
     ("options", "odd", "least"),
     [
-        ({}, 0, 11),
         ({"accumulate_grad_batches": 2}, 0, 10),
         ({"gradient_clip_val": 0.1}, 3, 11),
         ({"val_check_interval": 5, "max_epochs": 2}, 0, 20),
@@ -109,8 +134,13 @@ def replays(callback: OptimusCallback) -> dict[str, int]:
 def test_training_is_the_same_to_the_last_bit(
     tmp_path: Path, options: dict[str, Any], odd: int, least: int
 ) -> None:
-    off, _, plain = fit(tmp_path / "off", "off", odd=odd, **options)
-    step, callback, module = fit(tmp_path / "step", "step", odd=odd, **options)
+    off = fit(tmp_path / "off", "off", odd=odd, **options)
+    assert_same(off, fit(tmp_path / "step", "step", odd=odd, **options), least)
+
+
+def assert_same(without: Fitted, with_graphs: Fitted, least: int) -> None:
+    """Losses, logs, weights and rates are equal, and there were as many replays at least."""
+    (off, _, plain), (step, callback, module) = without, with_graphs
     assert step.losses == off.losses
     assert step.logged == off.logged, "self.log gets the numbers of each step"
     for one, other in zip(module.parameters(), plain.parameters(), strict=True):
@@ -123,18 +153,17 @@ def test_training_is_the_same_to_the_last_bit(
     assert not callback.summary()["cuda_graphs"]["failure"]
 
 
-def test_optimizers_are_replayed_and_left_as_they_were(tmp_path: Path) -> None:
-    _, callback, _ = fit(tmp_path, "step")
+def test_optimizers_are_replayed_and_left_as_they_were(step: Fitted) -> None:
+    _, callback, _ = step
     assert replays(callback)["optimizers"] == BATCHES - START - 3
     assert callback.takeover is not None
     (optimizer,) = callback.takeover._graphs.optimizers()
     assert not isinstance(optimizer.step, MethodType), "the scheduler's function, not ours"
 
 
-def test_a_checkpoint_is_what_it_is_without(tmp_path: Path) -> None:
-    fit(tmp_path / "off", "off")
-    fit(tmp_path / "step", "step")
-    saved = [torch.load(tmp_path / n / "last.ckpt")["optimizer_states"][0] for n in ("off", "step")]
+@pytest.mark.usefixtures("off", "step")
+def test_a_checkpoint_is_what_it_is_without(folder: Path) -> None:
+    saved = [torch.load(folder / n / "last.ckpt")["optimizer_states"][0] for n in ("off", "step")]
     assert saved[0]["param_groups"] == saved[1]["param_groups"]
     assert isinstance(saved[1]["param_groups"][0]["lr"], float)
     for number, state in saved[0]["state"].items():
@@ -265,14 +294,13 @@ def test_without_a_gpu_it_falls_back(tmp_path: Path) -> None:
     assert "cuda_graphs=step fell back to off: there are no CUDA graphs on cpu" in remarks
 
 
-def test_a_recording_that_fails_ends_the_graphs_not_the_run(tmp_path: Path) -> None:
-    off, _, _ = fit(tmp_path / "off", "off")
+def test_a_recording_that_fails_ends_the_graphs_not_the_run(off: Fitted, tmp_path: Path) -> None:
     torch._dynamo.reset()
     torch.manual_seed(3)
     callback, losses = optimus(), Losses()
     callback.capture = Rerun({2: "the device was asked"})
     trainer(tmp_path, callback, losses).fit(Trained(), loader(BATCHES), loader(2))
-    assert losses.losses == off.losses
+    assert losses.losses == off[0].losses
     remarks = callback.summary()["remarks"]
     assert any("fell back to off" in r and "the device was asked" in r for r in remarks)
 

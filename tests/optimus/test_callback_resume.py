@@ -25,11 +25,12 @@ BATCHES = 24
 
 
 def optimus(**given: Any) -> OptimusCallback:
+    """Short phases, and the inner compiler that is quickest to call."""
     defaults: dict[str, Any] = {
         "baseline_steps": 10,
         "warmup_steps": 1,
         "window": 2,
-        "inner": "aot_eager",
+        "inner": "eager",
     }
     return OptimusCallback(**(defaults | given))
 
@@ -68,9 +69,16 @@ def run(path: Path, callback: OptimusCallback, stop: int = -1, resume: Any = Non
     return phases
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Phases:
+    """A run that nothing interrupts."""
+    return run(tmp_path_factory.mktemp("whole"), optimus())
+
+
 @pytest.mark.parametrize("stop", [1, 6, 10, 17])
-def test_a_resumed_run_computes_what_an_uninterrupted_one_does(tmp_path: Path, stop: int) -> None:
-    whole = run(tmp_path / "whole", optimus())
+def test_a_resumed_run_computes_what_an_uninterrupted_one_does(
+    whole: Phases, tmp_path: Path, stop: int
+) -> None:
     first = run(tmp_path / "parts", optimus(), stop=stop)
     again = optimus()
     rest = run(tmp_path / "parts", again, resume=tmp_path / "parts" / f"step={stop}.ckpt")
@@ -101,7 +109,7 @@ def test_after_the_take_over_the_stored_baseline_is_used_and_marked(
 
 def state(**given: Any) -> dict[str, Any]:
     """The state of a run on one device, after its take-over."""
-    takeover = Takeover(Settings(inner="aot_eager", baseline_steps=3), Regressor(), CPU)
+    takeover = Takeover(Settings(inner="eager", baseline_steps=3), Regressor(), CPU)
     takeover.step = 9
     for name in ("baseline", "optimised"):
         phase = Phase(name, runs=takeover.settings.runs(name), device="cpu", **given)
@@ -247,16 +255,17 @@ def steps(path: Path) -> list[int]:
 @pytest.mark.slow
 def test_a_killed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert processes.run(program(whole)).returncode == 0
+    assert processes.run(program(whole), forked=True).returncode == 0
     victim = random.SystemRandom().randrange(2, 110)
     deadline = time.monotonic() + 240
-    with processes.running(program(killed)) as process:
+    with processes.running(program(killed), forked=True) as process:
         while victim > max(steps(killed), default=0) and process.poll() is None:
             assert time.monotonic() < deadline
             time.sleep(0.02)
     assert not (killed / "final.pt").exists()
     # The newest file may be half written; the one before it is whole.
     last = steps(killed)[-2]
-    assert processes.run(program(killed, killed / f"step={last}.ckpt")).returncode == 0
+    resumed = program(killed, killed / f"step={last}.ckpt")
+    assert processes.run(resumed, forked=True).returncode == 0
     expected, found = torch.load(whole / "final.pt"), torch.load(killed / "final.pt")
     assert all(torch.equal(expected[name], found[name]) for name in expected), last

@@ -256,7 +256,7 @@ def test_entry_points(tmp_path: Path) -> None:
 def with_files(files: str) -> subprocess.CompletedProcess[str]:
     """The names of all patterns, printed by a process that has `files` in its environment."""
     program = "import optimus; print(*optimus.pattern_names())"
-    return processes.run([sys.executable, "-c", program], OPTIMUS_PATTERNS=files)
+    return processes.run([sys.executable, "-c", program], forked=True, OPTIMUS_PATTERNS=files)
 
 
 def test_files_that_the_environment_names(tmp_path: Path) -> None:

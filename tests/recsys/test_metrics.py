@@ -154,8 +154,8 @@ def test_two_processes_compute_what_one_would(tmp_path: Path) -> None:
         [sys.executable, "-c", f"from {__name__} import half; half({rank}, {str(tmp_path)!r})"]
         for rank in (0, 1)
     ]
-    with processes.running(ranks[1]):
-        done = processes.run(ranks[0])
+    with processes.running(ranks[1], forked=True):
+        done = processes.run(ranks[0], forked=True)
     assert done.returncode == 0, done.stderr
     expected = computed(*samples(1_000))
     for rank in (0, 1):

@@ -299,7 +299,7 @@ make_trainer(folder, Fill(), last).fit(make_module(), datamodule=TinyData())
 @pytest.mark.skipif(sys.platform == "win32", reason="limits the size of files")
 def test_a_write_that_fails_leaves_the_last_checkpoint(tmp_path: Path) -> None:
     command = [sys.executable, "-c", _FULL_DISK, str(tmp_path)]
-    done = processes.run(command)
+    done = processes.run(command, forked=True)
     assert done.returncode == 1
     assert "CheckpointWriteError: checkpoint" in done.stderr
     assert "File too large" in done.stderr

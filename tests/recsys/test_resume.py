@@ -81,7 +81,8 @@ def test_the_checkpoint_holds_plain_data_only(tmp_path: Path) -> None:
 
 
 def _process(folder: Path, *arguments: str) -> int:
-    done = processes.run([sys.executable, "-m", "tests.recsys.tiny", folder, *arguments])
+    command = [sys.executable, "-m", "tests.recsys.tiny", folder, *arguments]
+    done = processes.run(command, forked=True)
     print(done.stderr[-3000:])
     return done.returncode
 

@@ -189,7 +189,7 @@ def test_two_ranks_share_the_rows(
     seen, _ = whole_run
     program = tmp_path / "program.py"
     program.write_text(textwrap.dedent(TWO_RANKS))
-    done = processes.run([sys.executable, program, tmp_path])
+    done = processes.run([sys.executable, program, tmp_path], forked=True)
     assert done.returncode == 0, done.stderr
     ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
     # Together the batches of 4 are the batches of 8 of one process.
