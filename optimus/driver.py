@@ -15,7 +15,7 @@ from torch.fx import Graph, GraphModule, Node
 from optimus.editor import Editor
 from optimus.functionalize import functionalize
 from optimus.gradients import GradientContract, leaves_no_grad
-from optimus.grouping import GroupPass, attempt, record
+from optimus.grouping import GroupPass, attempt, record, surroundings
 from optimus.history import History
 from optimus.layout import OutputContract, settle
 from optimus.legality import Legality
@@ -182,7 +182,7 @@ class _Run:
                 for node in self._editor.anchors(pattern.anchors):
                     if self._editor.is_alive(node):
                         report.anchors += 1
-                        self._try(pattern, _match(pattern, node), node, report)
+                        self._try(pattern, self._match(pattern, node), node, report)
         except Exception as error:
             self._editor.rollback()
             if self._strict:
@@ -192,6 +192,12 @@ class _Run:
             self._failed.add(report.name)
         report.nodes_after = len(self._editor.graph.nodes)
         report.seconds = time.perf_counter() - start
+
+    def _match(self, pattern: Pattern, node: Node) -> Match | Miss:
+        if arguments(node) is None:
+            return Miss("writes in place, or says something else that the canonical form cannot")
+        with surroundings(pattern, self._editor.legality.context(node)):
+            return pattern.match(node)
 
     def _sweep(self, pattern: SweepPattern, report: PatternReport) -> None:
         by_context: dict[object, list[Node]] = defaultdict(list)
@@ -224,12 +230,6 @@ class _Run:
             record(report, found, node, reached)
         else:
             report.fired += 1
-
-
-def _match(pattern: Pattern, node: Node) -> Match | Miss:
-    if arguments(node) is None:
-        return Miss("writes in place, or says something else that the canonical form cannot")
-    return pattern.match(node)
 
 
 def _accumulate(kept: PatternReport, later: PatternReport) -> None:

@@ -12,7 +12,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from optimus.gradients import differentiated
 from optimus.history import source_line
 from optimus.legality import Context, tensor_of
 from optimus.ops import arguments, op_of
-from optimus.pattern import GroupPattern, Miss
+from optimus.pattern import GroupPattern, Miss, Rewrite
 from optimus.records import ALONE, APART, OWN, REFUSED, PatternReport
 from optimus.schedule import schedule
 
@@ -126,7 +126,7 @@ class GroupPass:
         for block in plan.groups:
             pattern, _ = chosen[block[0]]
             if pattern not in self.failed:
-                with self._guarded(pattern):
+                with self._guarded(pattern), surroundings(pattern, legality.context(block[0])):
                     self._merge(pattern, block)
         if plan.groups and self._editor.edits == before:
             _reorder(graph, order)
@@ -180,6 +180,11 @@ class GroupPass:
 
     def _report(self, pattern: GroupPattern) -> PatternReport:
         return self._reports[pattern.name()]
+
+
+def surroundings(pattern: Rewrite, context: Context) -> AbstractContextManager[None]:
+    """Where a pattern decides: those that measure do it under a node's grad mode and autocast."""
+    return context.active() if pattern.family == "kernels" else nullcontext()
 
 
 def _choose(candidates: Mapping[Node, Sequence[Candidate]]) -> dict[Node, Candidate]:

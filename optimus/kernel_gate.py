@@ -42,6 +42,9 @@ Form = Callable[..., Tensor]
 Forms = Callable[..., tuple[Form, Form]]
 """A function of a module that makes the kernel's form and plain PyTorch's."""
 Spec = tuple[tuple[int, ...], torch.dtype, str, bool]
+Casts = tuple[bool, torch.dtype]
+"""Whether autocast is on, and to which type it casts."""
+NO_CASTS: Casts = (False, torch.bfloat16)
 Times = list[tuple[float, float]]
 """Milliseconds of the kernel and of plain PyTorch: called one by one, and in a CUDA graph."""
 
@@ -83,12 +86,14 @@ def judge(times: Times | str) -> Miss | None:
 def times_of(forms: Forms, how: tuple[str | int | bool, ...], specs: Sequence[Spec]) -> Times | str:
     """What `measure` finds in another process, or found in an earlier one; failures are told once
     in each process."""
-    job = (forms.__module__, forms.__qualname__, how, list(specs), torch.is_grad_enabled())
-    precision = torch.get_float32_matmul_precision()
+    device = torch.device(specs[0][2]).type
+    casts = (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+    how_run = torch.is_grad_enabled(), casts, torch.get_float32_matmul_precision()
+    job = (forms.__module__, forms.__qualname__, how, list(specs), *how_run)
     where = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    key = hashlib.sha256(repr((job, precision, where, torch.__version__)).encode()).hexdigest()
+    key = hashlib.sha256(repr((job, where, torch.__version__)).encode()).hexdigest()
     if key not in _known:
-        _known[key] = _stored(key) or _in_another_process((*job, precision))
+        _known[key] = _stored(key) or _in_another_process(job)
         if isinstance(_known[key], list):
             _store(key, _known[key])
     return _known[key]
@@ -189,12 +194,16 @@ def _spec(value: Tensor) -> Spec:
 # What runs in the other process.
 
 
-def measure(ours: Form, plain: Form, specs: Sequence[Spec], train: bool = True) -> Times | str:
+def measure(
+    ours: Form, plain: Form, specs: Sequence[Spec], train: bool = True, casts: Casts = NO_CASTS
+) -> Times | str:
     """Times of the two forms, forward and, where an input asks for it, backward; or why they
-    cannot be told. Both are compiled, and timed in turns."""
+    cannot be told. Both are compiled, forward under autocast as `casts` says, and timed in turns.
+    """
     try:
         tensors = [_example(spec, train) for spec in specs]
-        steps = [_step(torch.compile(form, dynamic=False), tensors) for form in (ours, plain)]
+        compiled = [torch.compile(form, dynamic=False) for form in (ours, plain)]
+        steps = [_step(form, tensors, casts) for form in compiled]
         for step in steps * 3:
             step()
         replays = [_captured(step) for step in steps]
@@ -214,11 +223,13 @@ def _example(spec: Spec, train: bool) -> Tensor:
     return torch.randn(shape, device=device).to(dtype).requires_grad_(requires_grad and train)
 
 
-def _step(form: Callable[..., Any], tensors: Sequence[Tensor]) -> Callable[[], None]:
+def _step(form: Callable[..., Any], tensors: Sequence[Tensor], casts: Casts) -> Callable[[], None]:
     wanted = [t for t in tensors if t.requires_grad]
+    enabled, dtype = casts
 
     def step() -> None:
-        out = form(*tensors)
+        with torch.autocast(tensors[0].device.type, dtype, enabled=enabled):
+            out = form(*tensors)
         if wanted:
             torch.autograd.grad(out, wanted, torch.ones_like(out), allow_unused=True)
 
@@ -271,7 +282,7 @@ def main() -> None:
 
 
 def _answer(job: tuple[Any, ...]) -> Times | str:
-    module, name, how, specs, train, precision = job
+    module, name, how, specs, train, casts, precision = job
     torch.set_float32_matmul_precision(precision)
     device = torch.device(specs[0][2])
     try:
@@ -280,7 +291,7 @@ def _answer(job: tuple[Any, ...]) -> Times | str:
         ours, plain = getattr(importlib.import_module(module), name)(*how)
     except Exception as error:
         return _first_line(error)
-    times = measure(ours, plain, specs, train)
+    times = measure(ours, plain, specs, train, casts)
     torch._dynamo.reset()
     gc.collect()
     if device.type == "cuda":

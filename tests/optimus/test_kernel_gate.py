@@ -5,15 +5,18 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
 from optimus import kernel_gate
+from optimus.driver import Phase, rewrite
+from optimus.editor import Editor
 from optimus.kernel_gate import Form, judge, measure, times_of, verdict
-from optimus.pattern import Miss
+from optimus.pattern import Match, Miss, Pattern
 from optimus.patterns.kernels.fuse_cross_layer import FuseCrossLayer
 from optimus.patterns.kernels.fuse_narrow_mlp import FuseNarrowMlp
 from optimus.testing import check_program
@@ -79,7 +82,8 @@ def forms(text):
         if text == "die":
             os.kill(os.getpid(), 9)
         print("no answer")
-        raise RuntimeError(f"{text} {os.getpid()}" + chr(10) + "and more")
+        casts = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
+        raise RuntimeError(f"{text} {os.getpid()} {casts}" + chr(10) + "and more")
     return ours, ours
 """
 SPECS = [((2,), torch.float32, "cpu", False)]
@@ -91,6 +95,52 @@ def test_another_process_measures_one_after_another(forms_to_measure: Any) -> No
     assert isinstance(first, str) and isinstance(second, str)
     assert first.split()[0] == "one" and second.split()[0] == "two"
     assert first.split()[1] == second.split()[1] != str(os.getpid()), "one process for both"
+
+
+@pytest.mark.usefixtures("_fresh")
+def test_it_measures_under_the_autocast_that_the_kernel_would_run_under(
+    forms_to_measure: Any,
+) -> None:
+    plain = times_of(forms_to_measure, ("one",), SPECS)
+    with torch.autocast("cpu", torch.float16):
+        cast = times_of(forms_to_measure, ("one",), SPECS)
+    assert str(plain).split()[-1] == "False"
+    assert str(cast).split()[-1] == "torch.float16"
+
+
+@dataclass(frozen=True)
+class _Asks(Pattern):
+    """Measures nothing, but says under what it would."""
+
+    anchors = ("relu",)
+    family = "kernels"
+    seen: ClassVar[list[bool]] = []
+
+    def match(self, node: torch.fx.Node) -> Miss:
+        self.seen.append(torch.is_autocast_enabled("cpu"))
+        return Miss("asked")
+
+    def rewrite(self, match: Match, edit: Editor) -> None:
+        raise AssertionError("nothing matches")
+
+    @classmethod
+    def examples(cls) -> tuple[()]:
+        return ()
+
+
+def test_a_pattern_decides_under_the_autocast_of_its_node() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = x.relu() + 1
+        return y.relu()
+
+    def backend(module: torch.fx.GraphModule, inputs: object) -> Any:
+        rewrite(module, [Phase("asks", (_Asks(),))], strict=True)
+        return module.forward
+
+    _Asks.seen.clear()
+    torch.compile(f, backend=backend)(torch.ones(3))
+    assert _Asks.seen == [True, False]
 
 
 @pytest.mark.usefixtures("_fresh")
