@@ -1,7 +1,7 @@
 """What all tests share: GPU tests are skipped without a GPU, slow ones run last.
 
-Where processes share the files of tests, those with slow ones go first: none is left with a long
-file of its own at the end.
+Where processes share the files of tests, the longest go first: none is left with a long file of its
+own at the end.
 """
 
 from __future__ import annotations
@@ -13,12 +13,37 @@ import os
 # make small steps several times slower wherever something else uses a core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from pathlib import Path
+
 import pytest
 import torch
+
+HERE = Path(__file__).parent
 
 if not torch.cuda.is_available():
     # Kernels run in Triton's interpreter then, which has to be said before anything loads Triton.
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# Files that take half a minute of a processor or more, the longest first.
+LONGEST = (
+    "optimus/adversarial/test_graphs.py",
+    "optimus/test_coverage_models.py",
+    "test_train.py",
+    "test_configs.py",
+    "optimus/patterns/test_generic.py",
+    "optimus/test_programs.py",
+    "benchmarks/test_gemms.py",
+    "recsys/test_resume.py",
+    "optimus/test_callback_graphs.py",
+    "optimus/test_callback.py",
+    "optimus/patterns/test_modes.py",
+    "conf/test_jobs.py",
+    "optimus/test_callback_foreign.py",
+    "benchmarks/test_step.py",
+    "optimus/patterns/test_cuts.py",
+    "optimus/test_callback_resume.py",
+    "optimus/test_callback_ddp.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -27,8 +52,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
-    shared = "PYTEST_XDIST_WORKER" in os.environ
-    items.sort(key=lambda item: item.get_closest_marker("slow") is not None, reverse=shared)
+    items.sort(key=_shared_order if "PYTEST_XDIST_WORKER" in os.environ else _is_slow)
+
+
+def _is_slow(item: pytest.Item) -> bool:
+    return item.get_closest_marker("slow") is not None
+
+
+def _shared_order(item: pytest.Item) -> tuple[int, bool]:
+    file = item.path.relative_to(HERE).as_posix()
+    return LONGEST.index(file) if file in LONGEST else len(LONGEST), not _is_slow(item)
 
 
 def pytest_collection_finish() -> None:
