@@ -65,6 +65,12 @@ def _shared_order(item: pytest.Item) -> tuple[int, bool]:
 
 
 def pytest_collection_finish() -> None:
-    """Spare the garbage collector the million objects of all imports, which stay anyway."""
+    """Leave out what takes time and serves no test."""
+    from torch._dynamo import guards  # only now: it loads Triton
+
+    # For its log alone Dynamo times the guards of whatever it compiles, on caches flushed for that:
+    # a fifth of the time of a test that compiles something small.
+    guards.profile_guard_manager = lambda *_: 0.0  # type: ignore[assignment]
+    # A million objects of all imports stay: no collection of garbage need look at them.
     gc.collect()
     gc.freeze()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,14 @@ def test_every_model_trains(tmp_path: Path, model: str) -> None:
     assert metrics["test/logloss"] > 0
 
 
+@pytest.fixture
+def _uncompiled() -> Iterator[None]:
+    """Where what is compiled is not the subject."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+@pytest.mark.usefixtures("_uncompiled")
 @pytest.mark.parametrize("logger", OPTIONS["logger"])
 def test_every_logger_writes(tmp_path: Path, logger: str) -> None:
     # fast_dev_run would replace the loggers.
@@ -70,12 +79,14 @@ def test_every_logger_writes(tmp_path: Path, logger: str) -> None:
         assert any((tmp_path / folder).iterdir())
 
 
+@pytest.mark.usefixtures("_uncompiled")
 @pytest.mark.parametrize("trainer", [name for name in OPTIONS["trainer"] if name != "gpu"])
 def test_every_trainer_runs(tmp_path: Path, trainer: str) -> None:
     devices = ["trainer.devices=1", "trainer.accelerator=cpu"]
     assert run(tmp_path, f"trainer={trainer}", *devices)["test/num_samples"] == 64
 
 
+@pytest.mark.usefixtures("_uncompiled")
 @pytest.mark.parametrize("callbacks", OPTIONS["callbacks"])
 def test_every_set_of_callbacks_runs(tmp_path: Path, callbacks: str) -> None:
     run(tmp_path, f"callbacks={callbacks}", "trainer.fast_dev_run=false")
@@ -94,13 +105,13 @@ def test_what_the_trainer_is_told_to_do_without(tmp_path: Path) -> None:
     assert not (tmp_path / "checkpoints").exists()
 
 
+@pytest.mark.usefixtures("_uncompiled")
 @pytest.mark.parametrize("experiment", OPTIONS["experiment"])
 def test_every_experiment_on_synthetic_data_trains(tmp_path: Path, experiment: str) -> None:
     if not str(composed(tmp_path, f"experiment={experiment}").data._target_).endswith("Synthetic"):
         pytest.skip("its data are fetched or given by the user: tests/recsys/data has their tests")
     # Its model is compiled above, with all patterns.
-    with torch.compiler.set_stance("force_eager"):
-        run(tmp_path, f"experiment={experiment}", *SMALLER.get(experiment, ()))
+    run(tmp_path, f"experiment={experiment}", *SMALLER.get(experiment, ()))
 
 
 @pytest.mark.parametrize(
