@@ -23,7 +23,7 @@ class TrainWindow(nn.Module):
     def __init__(self, num_tasks: int) -> None:
         super().__init__()
         self.metrics = RecMetrics(num_tasks)
-        self._pending: list[tuple[Tensor, Tensor]] = []
+        self._pending: list[Tensor] = []
         self._num_pending = 0
         self._losses: list[tuple[int, Tensor]] = []
 
@@ -34,16 +34,16 @@ class TrainWindow(nn.Module):
     def add(self, step: int, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
         """Add a step: its number, scalar loss, and logits and labels (B, num_tasks)."""
         self._losses.append((step, loss.detach()))
-        # A copy: a compiled model that runs as a CUDA graph overwrites its outputs.
-        self._pending.append((logits.detach().clone(), labels))
+        # A copy: a compiled model that runs as a CUDA graph overwrites its outputs, and labels that
+        # are a part of what a batch was moved in would keep all of it.
+        self._pending.append(torch.stack((logits.detach().to(labels.dtype), labels)))
         self._num_pending += labels.numel()
         if self._num_pending >= _MAX_PENDING:
             self._count()
 
     def _count(self) -> None:
         if self._pending:
-            logits, labels = zip(*self._pending, strict=True)
-            self.metrics.update(torch.cat(logits), torch.cat(labels))
+            self.metrics.update(*torch.cat(self._pending, 1))
         self._pending, self._num_pending = [], 0
 
     def compute(self) -> dict[str, Tensor]:
