@@ -60,7 +60,10 @@ class Server:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
         self._process.stdin.flush()
-        return json.loads(self._process.stdout.readline())
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise RuntimeError("the server of forked programs has ended; what it said is above")
+        return json.loads(answer)
 
 
 class Forked:
