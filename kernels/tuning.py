@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,8 @@ def choose(
         return _pinned[op]
     if is_interpreted() or len(tiles) == 1:
         return tiles[0]
-    key = _key(op, sizes, dtype, tiles)
+    device = torch.cuda.current_device() if torch.cuda.is_available() else -1
+    key = _key(op, tuple(sizes), dtype, tuple(tiles), device)
     if _chosen().get(key, len(tiles)) not in range(len(tiles)):
         if torch.cuda.is_current_stream_capturing():
             return tiles[0]
@@ -102,10 +103,13 @@ def num_programs(wanted: int) -> int:
 _pinned: dict[str, Tile] = {}
 
 
-def _key(op: str, sizes: Sequence[int], dtype: torch.dtype, tiles: Sequence[Tile]) -> str:
+@lru_cache(4096)  # asked for in every launch
+def _key(
+    op: str, sizes: tuple[int, ...], dtype: torch.dtype, tiles: tuple[Tile, ...], device: int
+) -> str:
     import triton
 
-    where = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    where = torch.cuda.get_device_name(device) if device >= 0 else "cpu"
     # Choices are indices: another list of tiles is another key.
     menu = "/".join(f"{t.constants}{t.num_warps},{t.num_stages}" for t in tiles)
     shape = "x".join(str(bucket(size)) for size in sizes)
