@@ -13,6 +13,7 @@ from typing import cast
 from torch.fx import Graph, GraphModule, Node
 
 from optimus.editor import Editor
+from optimus.facts import changed, kept
 from optimus.functionalize import functionalize
 from optimus.gradients import GradientContract, leaves_no_grad
 from optimus.grouping import GroupPass, attempt, record, surroundings
@@ -74,12 +75,20 @@ def rewrite(
     `strict` lets it raise. Raises Refused when what the graph returns cannot be kept as it was, and
     Endless when the graph grows without end; the graph is then of no use.
     """
+    with kept():
+        return _rewrite(module, phases, strict, history)
+
+
+def _rewrite(
+    module: GraphModule, phases: Sequence[Phase], strict: bool, history: History | None
+) -> list[PatternReport]:
     graph = module.graph
     mode = fake_mode_of(graph)
     if mode is None or is_transformed(graph) or leaves_no_grad(graph):
         return []
     contract = OutputContract(graph)
     first = functionalize(graph, mode)
+    changed()  # in other ways than through an editor
     legality = Legality(graph)
     legality.pin(contract.pinned(graph))
     editor = Editor(graph, legality, mode, strict)

@@ -18,8 +18,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, Node
 
 from optimus.evaluation import Evaluator
+from optimus.facts import changed
 from optimus.history import History
-from optimus.legality import Legality, storages_of, value_of
+from optimus.legality import Legality, forget_memory, memory_of_one, value_of
 from optimus.ops import OPS, canonical_call, op_of
 from optimus.transaction import Call, Check, Transaction
 from optimus.values import Unknown, same_strides
@@ -108,9 +109,11 @@ class Editor:
         for node, call in transaction.respelled.items():
             self._say(node, call)
         self._put_in_place(transaction)
+        changed()
         self.edits += len(transaction.replaced) + len(transaction.respelled)
         self._open = None
-        self.sweep((*transaction.nodes, *transaction.replaced, *reversed(transaction.made)))
+        if transaction.replaced or transaction.made:
+            self.sweep((*transaction.nodes, *transaction.replaced, *reversed(transaction.made)))
         if transaction.replaces_effects:
             for node in sorted(filter(self.is_alive, transaction.nodes), reverse=True):
                 if not self.legality.effects(node).pure:
@@ -156,6 +159,8 @@ class Editor:
     def evaluate(self, node: Node) -> Any:
         """The value `node` has on its inputs' present values; raises Unknown."""
         assert node.op == "call_method" or callable(node.target)
+        if not self.legality.effects(node).pure:
+            forget_memory()
         context = self.legality.context(node)
         return self._evaluate(context, node.target, node.args, dict(node.kwargs))
 
@@ -189,18 +194,21 @@ class Editor:
             old_value, new_value = value_of(old), value_of(new)
             if transaction.takes_over(old):
                 new.meta["example_value"] = old_value  # same memory for the nodes downstream
-            elif storages_of(old_value) != storages_of(new_value) or not same_strides(
-                old_value, new_value
-            ):
+            elif memory_of_one(old) != memory_of_one(new) or not same_strides(old_value, new_value):
                 self.note_change(old, new, old_value)
         for user in users:
             user.args = torch.fx.map_arg(user.args, lambda n: replaced.get(n, n))
-            user.kwargs = torch.fx.map_arg(user.kwargs, lambda n: replaced.get(n, n))
+            if user.kwargs:
+                user.kwargs = torch.fx.map_arg(user.kwargs, lambda n: replaced.get(n, n))
 
     def _say(self, node: Node, call: Call) -> None:
         self._unindex(node)
-        node.op = "call_function"
-        node.target, node.args, node.kwargs = call
+        target, args, kwargs = call
+        if node.op != "call_function":
+            node.op = "call_function"
+        node.target, node.args = target, args
+        if node.kwargs or kwargs:
+            node.kwargs = kwargs
         self.legality.adopt(node, self.legality.context(node))
         self._index(node)
 

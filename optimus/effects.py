@@ -55,7 +55,7 @@ def _method_effects(node: Node, name: str) -> Effects:
     random = is_random(name)
     if name == "__setitem__" or (name.endswith("_") and not name.endswith("__")):
         return Effects(_tensors(node.args[:1]), random)
-    return Effects((), random)
+    return Effects((), random) if random else PURE
 
 
 def _function_effects(node: Node, target: Callable[..., Any]) -> Effects:

@@ -3,8 +3,8 @@
 A graph of many equal branches makes the same few calls over and over, and `values.evaluate`, which
 says what they return, takes a millisecond for some. PyTorch's fake mode remembers results, too, but
 takes a call on another piece of a tensor for another call. Yet where a listed operation returns new
-memory, its type and layout follow from those of the inputs, wherever in memory they begin. And a
-view is taken of a tensor without data as fast as of any.
+memory, its type and layout follow from those of the inputs, wherever in memory they begin; so does
+the place of a view in its source. A first view is taken of a tensor without data, as fast as any.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Evaluator:
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self._mode = mode
-        self._known: dict[Hashable, _Fresh] = {}
+        self._known: dict[Hashable, _Fresh | _Seen] = {}
 
     def __call__(
         self,
@@ -49,16 +49,19 @@ class Evaluator:
             spelling = None
         if spelling is None:
             return evaluate(self._mode, context, target, args, kwargs)
+        key = (target, context.grad, context.autocast, inputs)
+        known = self._known.get(key)
+        if known is not None:
+            return known.another(self._mode, tensors)
         if spelling.op.kind == "view" and len(tensors) == 1:
             try:
-                return self._view(context, target, args, kwargs, tensors[0])
+                value = self._view(context, target, args, kwargs, tensors[0])
             except Exception:  # whatever PyTorch raises where there is no such view
                 return evaluate(self._mode, context, target, args, kwargs)
-        key = (target, context.grad, context.autocast, inputs)
-        if key in self._known:
-            return self._known[key].another(self._mode)
-        value = evaluate(self._mode, context, target, args, kwargs)
-        result = _fresh(value, tensors)
+            result: _Seen | _Fresh | None = _seen(value, tensors[0])
+        else:
+            value = evaluate(self._mode, context, target, args, kwargs)
+            result = _fresh(value, tensors)
         if result is not None:
             self._known[key] = result
         return value
@@ -138,7 +141,7 @@ class _Fresh:
     device: torch.device
     requires_grad: bool
 
-    def another(self, mode: FakeTensorMode) -> torch.Tensor:
+    def another(self, mode: FakeTensorMode, inputs: Sequence[FakeTensor]) -> torch.Tensor:
         """One more value of this kind."""
         with no_dispatch():
             value = torch.empty_strided(
@@ -149,6 +152,39 @@ class _Fresh:
                 requires_grad=self.requires_grad,
             )
         return FakeTensor(mode, value, self.device)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """How a view lies in the memory of its source, `start` elements behind the source's first."""
+
+    start: int
+    shape: torch.Size
+    stride: tuple[int, ...]
+    requires_grad: bool
+
+    def another(self, mode: FakeTensorMode, inputs: Sequence[FakeTensor]) -> torch.Tensor:
+        """The same view of another source of the same type and layout."""
+        source = inputs[0]
+        with no_dispatch():
+            view = torch.empty(0, dtype=source.dtype, device="meta")
+            start = source.storage_offset() + self.start
+            view.set_(source.untyped_storage(), start, self.shape, self.stride)
+            view.requires_grad_(self.requires_grad)
+        return FakeTensor(mode, view, source.device)
+
+
+def _seen(value: Any, source: FakeTensor) -> _Seen | None:
+    """What a call returned, if that is one view of `source` that reads its elements as they are."""
+    if value is source or not isinstance(value, torch.Tensor):
+        return None
+    as_it_is = value.dtype == source.dtype and not value.is_conj() and not value.is_neg()
+    if not as_it_is or storages_of(value) != storages_of(source):
+        return None
+    start = value.storage_offset() - source.storage_offset()
+    if not isinstance(start, int):
+        return None
+    return _Seen(start, value.shape, value.stride(), value.requires_grad)
 
 
 def _fresh(value: Any, inputs: Sequence[torch.Tensor]) -> _Fresh | None:

@@ -225,6 +225,8 @@ def _argument_key(value: Any) -> Hashable:
 
 def freeze(value: Any, inner: Callable[[Any], Hashable] | None = None) -> Hashable:
     """A hashable stand-in for a plain value: dynamic sizes by their expression, lists as tuples."""
+    if type(value) in _PLAIN:
+        return (type(value).__name__, value)
     if isinstance(value, tuple | list | torch.Size):
         parts: Sequence[Any] = value
         return tuple((inner or freeze)(part) for part in parts)
@@ -235,6 +237,9 @@ def freeze(value: Any, inner: Callable[[Any], Hashable] | None = None) -> Hashab
     hash(value)
     # The two zeros are equal numbers, but not equal arguments.
     return (type(value).__name__, repr(value) if isinstance(value, float) else value)
+
+
+_PLAIN = {int, bool, str, type(None)}
 
 
 def _type_key(tensor: torch.Tensor | None) -> Hashable:

@@ -18,6 +18,7 @@ from torch.fx import Graph, Node
 
 from optimus.axes import spell
 from optimus.editor import Editor, Refused
+from optimus.facts import changed
 from optimus.legality import storages_of, tensor_of, value_of
 from optimus.ops import op_of
 from optimus.values import Unknown, is_fresh, same_size, same_strides, same_type
@@ -35,6 +36,7 @@ def settle(editor: Editor) -> None:
         moved = editor.changed.get(node)
         if moved and node.op != "output":
             _settle_node(editor, node, moved, copies)
+            changed()
     editor.changed.clear()
     editor.legality.refresh_memory()
 

@@ -13,12 +13,12 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch.fx import Graph, Node
 
-from optimus.effects import Effects, effects_of
+from optimus.effects import PURE, Effects, effects_of
+from optimus.facts import Facts
 
 
 def value_of(node: Node) -> Any:
@@ -50,20 +50,24 @@ def memory_of(nodes: Iterable[Node]) -> frozenset[int]:
 
     A thousand parts of one tensor are looked at once, not again for each node that takes one.
     """
-    return frozenset[int]().union(*map(_memory_of_one, nodes))
+    return frozenset[int]().union(*map(memory_of_one, nodes))
 
 
-_KNOWN: WeakKeyDictionary[Node, tuple[Any, frozenset[int]]] = WeakKeyDictionary()
+_KNOWN = Facts[tuple[Any, frozenset[int]]]()
 
 
-def _memory_of_one(node: Node) -> frozenset[int]:
-    value = value_of(node)
-    if not isinstance(value, tuple | list):
-        return storages_of(value)
-    known = _KNOWN.get(node)
+def memory_of_one(node: Node) -> frozenset[int]:
+    """As `memory_of`, of one node."""
+    value = node.meta.get("example_value")
+    known = _KNOWN.of.get(node)
     if known is None or known[0] is not value:
-        known = _KNOWN[node] = (value, storages_of(value))
+        known = _KNOWN.of[node] = (value, storages_of(value))
     return known[1]
+
+
+def forget_memory() -> None:
+    """Read all memory anew: a call has been made on fake values that may give them another one."""
+    _KNOWN.of.clear()
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,7 @@ class Legality:
         self._contexts: dict[Node, Context] = {}
         self._writes: dict[int, list[Node]] = defaultdict(list)
         self._writers: dict[Node, None] = {}
+        self._impure: set[Node] = set()
         self._pinned: frozenset[int] = frozenset()
         context = Context(torch.is_grad_enabled() if grad is None else grad)
         entered: dict[Node, tuple[Any, ...]] = {}
@@ -108,6 +113,8 @@ class Legality:
             if effects.barrier:
                 context = _next_context(context, node, entered)
             self._contexts[node] = context
+            if not effects.pure:
+                self._impure.add(node)
             if effects.writes:
                 self._writers[node] = None
         self.refresh_memory()
@@ -139,6 +146,10 @@ class Legality:
         """Take in a node that the editor has made."""
         effects = self._effects[node] = effects_of(node)
         self._contexts[node] = context
+        if effects is PURE:
+            self._impure.discard(node)
+            return
+        self._impure.add(node)
         if effects.writes:
             self._writers[node] = None
             self._note_writes(node)
@@ -146,6 +157,7 @@ class Legality:
     def forget(self, node: Node) -> None:
         """Drop a node that the editor has erased."""
         del self._effects[node], self._contexts[node]
+        self._impure.discard(node)
         if node in self._writers:
             del self._writers[node]
             self.refresh_memory()
@@ -191,7 +203,10 @@ class Legality:
         return None
 
     def dependencies(self, nodes: Sequence[Node]) -> dict[Node, list[Node]]:
-        """Beyond data: for each of `nodes` (in graph order) earlier ones it must stay behind."""
+        """Beyond data: for each of `nodes` (in graph order) earlier ones it must stay behind; none
+        where nothing does more than compute its value."""
+        if not self._impure:
+            return {}
         order = _Order(self)
         return {node: order.place(node) for node in nodes}
 

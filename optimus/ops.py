@@ -8,11 +8,11 @@ from __future__ import annotations
 import inspect
 import operator
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 from torch.fx import Node
 
+from optimus.facts import Facts
 from optimus.vocabulary import OPS, SPELLINGS, Kind, Op, Parameter, Spelling, Target
 
 __all__ = [
@@ -46,12 +46,18 @@ def arguments(node: Node) -> dict[str, Any] | None:
     cannot (an in-place flag, an `out=`, a scalar where a tensor stands, a wrong number of
     arguments).
     """
-    read = _READ.get(node)
-    if read is None or not read.is_of(node):
+    known, target, args, kwargs = _READ.of, node.target, node.args, node.kwargs
+    read = known.get(node)
+    if (
+        read is None
+        or read.args is not args
+        or read.kwargs is not kwargs
+        or read.target is not target
+    ):
         spelling = _spelling(node)
         values = _bind(spelling, node, writes=False) if spelling is not None else None
-        read = _READ[node] = _Read(node.target, node.args, node.kwargs, values)
-    return dict(read.values) if read.values is not None else None
+        read = known[node] = _Read(target, args, kwargs, values)
+    return None if read.values is None else dict(read.values)
 
 
 class _Read(NamedTuple):
@@ -62,12 +68,8 @@ class _Read(NamedTuple):
     kwargs: dict[str, Any]
     values: dict[str, Any] | None
 
-    def is_of(self, node: Node) -> bool:
-        same = self.args is node.args and self.kwargs is node.kwargs
-        return same and self.target is node.target
 
-
-_READ: WeakKeyDictionary[Node, _Read] = WeakKeyDictionary()
+_READ = Facts[_Read]()
 
 
 def out_of_place(node: Node) -> tuple[Op, dict[str, Any]] | None:

@@ -13,12 +13,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 from torch.fx import Node
 
 from optimus.axes import moved, permute
 from optimus.editor import Editor
+from optimus.facts import Facts, until_change
 from optimus.legality import tensor_of
 from optimus.ops import arguments, op_of
 from optimus.values import static_size
@@ -39,6 +39,7 @@ class Piece(NamedTuple):
         return self.start + self.size
 
 
+@until_change
 def piece_of(node: Node) -> Piece | None:
     """The outermost tensor that `node` is one range of along one dimension; None if it is none."""
     piece = direct_piece(node)
@@ -102,11 +103,13 @@ class Parting:
 _PARTING = ("split", "chunk", "tensor_split", "unbind", "hsplit", "vsplit", "dsplit")
 
 
+@until_change
 def parting_of(parts: Node) -> Parting | None:
     """How the call `parts` cuts a tensor along one dimension; None if it does not, or into sizes
     that are dynamic. Sizes are read off the values."""
-    op, values = op_of(parts), arguments(parts)
-    if op is None or values is None or op.name not in _PARTING:
+    op = op_of(parts)
+    values = arguments(parts) if op is not None and op.name in _PARTING else None
+    if op is None or values is None:
         return None
     source = values.get("tensor", values.get("input"))
     tensor = tensor_of(source)
@@ -125,12 +128,12 @@ def _parted_dim(name: str, dim: int | None, rank: int) -> int:
 
 
 # The parts of one call are looked at one by one: what they all have in common is read once.
-_KNOWN_BOUNDS: WeakKeyDictionary[Node, tuple[int, ...]] = WeakKeyDictionary()
+_KNOWN_BOUNDS = Facts[tuple[int, ...]]()
 
 
 def _bounds(parts: Node, dim: int | None) -> tuple[int, ...] | None:
-    if parts in _KNOWN_BOUNDS:
-        return _KNOWN_BOUNDS[parts]
+    if parts in _KNOWN_BOUNDS.of:
+        return _KNOWN_BOUNDS.of[parts]
     items: Any = parts.meta.get("example_value")
     if not isinstance(items, tuple | list) or not items:
         return None
@@ -138,7 +141,7 @@ def _bounds(parts: Node, dim: int | None) -> tuple[int, ...] | None:
     known = [size for size in sizes if size is not None]
     if len(known) < len(sizes):
         return None
-    bounds = _KNOWN_BOUNDS[parts] = (0, *accumulate(known))
+    bounds = _KNOWN_BOUNDS.of[parts] = (0, *accumulate(known))
     return bounds
 
 

@@ -57,7 +57,9 @@ class PatternReport:
 
     def miss(self, reason: str, example: str = "", source: str = "", reached: int = OWN) -> None:
         """Count one anchor that missed; the first one of a reason is kept as its example."""
-        record = self.misses.setdefault(reason, MissRecord(reason, 0, example, source))
+        record = self.misses.get(reason)
+        if record is None:
+            record = self.misses[reason] = MissRecord(reason, 0, example, source)
         record.count += 1
         record.reached = max(record.reached, reached)
 

@@ -65,11 +65,13 @@ class _Agenda:
         self._partial: list[tuple[_Rank, Hashable]] = []
         depths: dict[Node, int] = {}
         for node in nodes:
-            before = dict.fromkeys((*node.all_input_nodes, *dependencies.get(node, ())))
+            before = node.all_input_nodes
+            if also := dependencies.get(node):
+                before = list(dict.fromkeys((*before, *also)))
             self._waiting[node] = len(before)
             for earlier in before:
                 self._followers[earlier].append(node)
-            depths[node] = 1 + max((depths[earlier] for earlier in before), default=0)
+            depths[node] = 1 + max(map(depths.__getitem__, before), default=0)
         self._rank = _ranks(keys, depths)
         self._missing = Counter(keys.values())
         for node, count in self._waiting.items():

@@ -11,12 +11,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Node
 
 from optimus.editor import Editor, is_view
+from optimus.facts import until_change
 from optimus.grouping import freeze
 from optimus.legality import tensor_of
 from optimus.ops import arguments, op_of
@@ -47,8 +48,7 @@ class Step:
         return self.name == "select"
 
 
-@dataclass(frozen=True)
-class Path:
+class Path(NamedTuple):
     """How a value is got from `root` by views. Nodes with equal paths have equal values."""
 
     root: Node
@@ -65,6 +65,7 @@ class Path:
         return tuple(step.start for step in self.steps if step.size)
 
 
+@until_change
 def path_of(node: Node) -> Path:
     """The path of `node`, as far back as known views go."""
     steps: list[Step] = []
@@ -86,8 +87,11 @@ def _piece(node: Node) -> Step | None:
 
 
 def _view(node: Node) -> Step | None:
-    op, values = op_of(node), arguments(node)
-    if op is None or values is None or op.name not in _WITH_DIMENSION or not is_view(node):
+    op = op_of(node)
+    if op is None or op.name not in _WITH_DIMENSION or not is_view(node):
+        return None
+    values = arguments(node)
+    if values is None:
         return None
     source = values["input"]
     if not rank_of(source):  # a scalar has dimensions 0 and -1, which count none
@@ -199,8 +203,7 @@ class Stacked:
         return edit.call("movedim", self.node, self.dim, dim)
 
 
-@dataclass(frozen=True)
-class Move:
+class Move(NamedTuple):
     """From one path to the next, step number `at` takes a piece that lies `by` further on."""
 
     at: int
@@ -211,15 +214,17 @@ def move_between(before: Path, after: Path) -> Move | None:
     """How `after` differs from `before`; by 0 if they are equal, None if in more than one place."""
     if before.root is not after.root or len(before.steps) != len(after.steps):
         return None
-    move = Move(0, 0)
+    place = by = 0
     for at, (one, other) in enumerate(zip(before.steps, after.steps, strict=True)):
+        if one is other:
+            continue
         if (one.name, one.key, one.dim, one.size) != (other.name, other.key, other.dim, other.size):
             return None
         if one.start != other.start:
-            if move.by:
+            if by:
                 return None
-            move = Move(at, other.start - one.start)
-    return move
+            place, by = at, other.start - one.start
+    return Move(place, by)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, Node
 
-from optimus.legality import Legality, memory_of, storages_of, value_of
+from optimus.legality import Legality, memory_of, memory_of_one, storages_of, value_of
 from optimus.ops import name_of, op_of
 from optimus.values import (
     Unknown,
@@ -61,9 +61,9 @@ class Transaction:
             return False
         if not same_strides(value_of(old), value_of(new)):
             return False
-        memory = storages_of(value_of(new))
+        memory = memory_of_one(new)
         return self.num_replaced_by[new] == 1 and not any(
-            memory & storages_of(value_of(node)) for node in new.users if node in self.made
+            memory & memory_of_one(node) for node in new.users if node in self.made
         )
 
 
@@ -88,6 +88,14 @@ class Check:
                 return f"would change the type of {_label(old)}"
             if new not in transaction.made and self._stops_gradients(old, new):
                 return f"{_label(old)} lets no gradient through"
+        if not transaction.made and not transaction.replaced:
+            return (
+                self._spelling_objection(transaction, matched)
+                or self._parts_objection(transaction)
+                or self._work_objection(transaction)
+                or self._effects_objection(transaction)
+                or self._write_objection(transaction, leaves)
+            )
         return (
             self._place_objection(transaction)
             or self._spelling_objection(transaction, matched)
@@ -203,12 +211,13 @@ class Check:
         place = self._legality.context(transaction.before)
         for node in transaction.nodes:
             context = self._legality.context(node)
-            if is_view(node) and context.grad == place.grad:
+            stays = context is place or context == place
+            pure = transaction.replaces_effects or self._legality.effects(node).pure
+            if (stays and pure) or (is_view(node) and context.grad == place.grad):
                 continue
-            if context != place:
+            if not stays:
                 return "nodes run under different grad modes or autocast states"
-            if not transaction.replaces_effects and not self._legality.effects(node).pure:
-                return f"{_label(node)} writes to memory or draws random numbers"
+            return f"{_label(node)} writes to memory or draws random numbers"
         return None
 
     def _effects_objection(self, transaction: Transaction) -> str | None:
@@ -270,6 +279,8 @@ class Check:
 
     def _write_objection(self, transaction: Transaction, leaves: set[Node]) -> str | None:
         """Nothing that is read earlier than it was, or later, may have been written in between."""
+        if self._legality.is_functional:
+            return None
         work = [node for node in transaction.nodes if not is_view(node)]
         first, last = min((*work, transaction.before)), max((*work, transaction.before))
         touched = {*leaves, *transaction.nodes}
@@ -287,10 +298,10 @@ class Check:
                 value_of(old), value_of(new)
             ):
                 return "outputs share its memory and see its layout"
-            for storage in storages_of(value_of(new)):
+            for storage in memory_of_one(new):
                 sharers.setdefault(storage, []).append(old)
         for olds in sharers.values():
-            if len({storages_of(value_of(old)) for old in olds}) == 1 and all(
+            if len({memory_of_one(old) for old in olds}) == 1 and all(
                 self._keeps_memory(transaction, old) for old in olds
             ):
                 continue
@@ -304,8 +315,7 @@ class Check:
 
     def _keeps_memory(self, transaction: Transaction, old: Node) -> bool:
         new = transaction.replaced[old]
-        same = storages_of(value_of(old)) == storages_of(value_of(new))
-        return same or transaction.takes_over(old)
+        return memory_of_one(old) == memory_of_one(new) or transaction.takes_over(old)
 
 
 def _may_give_back(call: Node, argument: Node) -> bool:

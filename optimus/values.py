@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from optimus.legality import Context, storages_of, value_of
+from optimus.legality import Context, memory_of_one, value_of
 from optimus.ops import op_of
 
 
@@ -131,6 +131,8 @@ def same_sizes(one: Any, other: Any) -> bool:
 
 def same_size(one: Any, other: Any) -> bool:
     """Whether two sizes (or other plain values) are equal, for every value of dynamic ones."""
+    if type(one) is int and type(other) is int:
+        return one == other
     if isinstance(one, torch.SymInt) or isinstance(other, torch.SymInt):
         return bool(statically_known_true(one == other))
     return bool(one == other)
@@ -155,8 +157,8 @@ def hint_of(sizes: Iterable[int | torch.SymInt]) -> int | None:
 
 def is_fresh(node: Node) -> bool:
     """Whether the node's value lives in memory of its own rather than in that of an input."""
-    own = storages_of(value_of(node))
-    return not any(_meets(value_of(source), own) for source in node.all_input_nodes)
+    own = memory_of_one(node)
+    return all(own.isdisjoint(memory_of_one(source)) for source in node.all_input_nodes)
 
 
 def is_view(node: Node) -> bool:
@@ -167,18 +169,11 @@ def is_view(node: Node) -> bool:
     source = node.all_input_nodes[0]
     if op.name in _PARTING or isinstance(value_of(source), tuple | list):
         return True
-    return storages_of(value_of(node)) == storages_of(value_of(source))
+    return memory_of_one(node) == memory_of_one(source)
 
 
 # Always views; that all of a thousand parts live in one storage need not be read off each time.
 _PARTING = ("split", "chunk", "tensor_split", "hsplit", "vsplit", "dsplit", "unbind")
-
-
-def _meets(value: Any, storages: frozenset[int]) -> bool:
-    """Whether a value (nested or not) lives in one of `storages`; ends with the first that does."""
-    if isinstance(value, tuple | list):
-        return any(_meets(part, storages) for part in value)
-    return not storages.isdisjoint(storages_of(value))
 
 
 def _known_value(node: Node) -> Any:

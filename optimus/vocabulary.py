@@ -60,22 +60,21 @@ class Op:
         kwargs: dict[str, Any] = {}
         required = 0
         rest = False
-        for name, parameter in self.signature.parameters.items():
+        for name, positional, takes_rest, default in self.slots:
             value = values[name]
-            if parameter.kind is parameter.VAR_POSITIONAL:
+            if takes_rest:
                 args.extend(value)
                 rest = True
-            elif parameter.kind is parameter.KEYWORD_ONLY:
-                if not _is_default(parameter, value):
+            elif not positional:
+                if not _is_default(default, value):
                     kwargs[name] = value
             else:
                 args.append(value)
-                required = required if _is_default(parameter, value) else len(args)
+                required = required if _is_default(default, value) else len(args)
         return tuple(args if rest else args[:required]), kwargs
 
 
-def _is_default(parameter: inspect.Parameter, value: Any) -> bool:
-    default = parameter.default
+def _is_default(default: Any, value: Any) -> bool:
     return type(value) is type(default) and value == default
 
 
