@@ -7,7 +7,8 @@ Graphs of about 1,000, 3,000 and 10,000 nodes, written naively, as Dynamo would 
 `slices` (the same in other words, unequal widths and activations, one weight for every third
 branch), `chain` (no two operations alike side by side) and `illustrative` (the graph of
 benchmarks/illustrative.py, of which its branches are nearly all). Seconds are processor time on one
-core; `growth` is the exponent from the size before (1: linear).
+core, of the shortest of `--repeats` runs, as whatever else the machine does makes a run longer;
+`growth` is the exponent from the size before (1: linear).
 """
 
 from __future__ import annotations
@@ -199,21 +200,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="CSV file to append the results to")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     parser.add_argument("--graphs", nargs="+", default=list(GRAPHS), choices=list(GRAPHS))
+    parser.add_argument("--repeats", type=int, default=3, help="runs of which the shortest counts")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     measure(towers(100))  # imports and caches
-    rows = [row for name in options.graphs for row in _grow(name, options.sizes)]
+    rows = [row for name in options.graphs for row in _grow(name, options.sizes, options.repeats)]
     if options.out:
         _append(options.out, rows)
 
 
-def _grow(name: str, sizes: Sequence[int]) -> list[Row]:
+def _grow(name: str, sizes: Sequence[int], repeats: int) -> list[Row]:
     rows, where = list[Row](), _where()
     before: dict[str, tuple[int, float]] = {}
     for size in sizes:
         module = GRAPHS[name](size)
         nodes = len(module.graph.nodes)
-        seconds, after, reports = measure(module)
+        runs = [measure(module) for _ in range(repeats)]
+        seconds, after, reports = min(runs, key=lambda run: run[0])
         for pattern, fired, spent in _spent(seconds, reports):
             growth = None
             if pattern in before and min(spent, before[pattern][1]) > 0.001:

@@ -149,7 +149,8 @@ class Editor:
             value = self._evaluate(context, function, args, kwargs)
         except Unknown as reason:
             raise Refused(str(reason)) from reason
-        node = self.graph.call_function(function, args, kwargs)
+        name = target if isinstance(target, str) else None
+        node = self.graph.create_node("call_function", function, args, kwargs, name)
         node.meta |= {k: origin.meta[k] for k in _PROVENANCE if k in origin.meta}
         node.meta["example_value"] = value
         self.legality.adopt(node, context)

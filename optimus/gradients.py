@@ -8,7 +8,9 @@ an optimizer with momentum or weight decay does not skip).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
 
 import torch
 from torch.fx import Graph, Node
@@ -90,7 +92,7 @@ def differentiated(graph: Graph, legality: Legality) -> set[Node]:
             counts = not memory.isdisjoint(memory_of(legality.effects(node).writes))
         # A view made under no_grad requires a gradient, too, but passes none on.
         if counts and (node.op == "output" or legality.context(node).grad):
-            inputs = [n for n in _sources(node) if requires_grad(value_of(n))]
+            inputs = [n for n in _sources(node) if n in found or requires_grad(value_of(n))]
             found.update(inputs)
             if writes:
                 memory |= memory_of(inputs)
@@ -99,6 +101,11 @@ def differentiated(graph: Graph, legality: Legality) -> set[Node]:
 
 def _sources(node: Node) -> list[Node]:
     """Inputs of which the value, not the shape alone, is read."""
-    target = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    only_first = target.endswith(("_as", "_like"))
-    return node.all_input_nodes[:1] if only_first else node.all_input_nodes
+    inputs = node.all_input_nodes
+    return inputs[:1] if len(inputs) > 1 and _reads_one(node.target) else inputs
+
+
+@cache
+def _reads_one(target: Callable[..., Any] | str) -> bool:
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    return name.endswith(("_as", "_like"))

@@ -19,6 +19,7 @@ import torch
 from torch.fx import Graph, Node
 
 from optimus.editor import Editor, Refused
+from optimus.facts import Facts
 from optimus.gradients import differentiated
 from optimus.history import source_line
 from optimus.legality import Context, tensor_of
@@ -212,15 +213,15 @@ def common_key(node: Node, context: Context, optional: Sequence[str] = ()) -> Ha
     if op is None or values is None:
         return Miss("a spelling of the operation that is not known")
     try:
-        parts = tuple((n, _argument_key(v)) for n, v in values.items() if n not in optional)
+        parts = tuple([(n, _argument_key(v)) for n, v in values.items() if n not in optional])
     except TypeError:
         return Miss("an argument is no tensor, number or list of these")
-    return (op.name, parts, _type_key(tensor_of(node)), context.grad, context.autocast)
+    return (op.name, parts, _type_key(node), context.grad, context.autocast)
 
 
 def _argument_key(value: Any) -> Hashable:
     """Tensors by type; anything else by type and value, as 1, 1.0 and True differ."""
-    return _type_key(tensor_of(value)) if isinstance(value, Node) else freeze(value, _argument_key)
+    return _type_key(value) if isinstance(value, Node) else freeze(value, _argument_key)
 
 
 def freeze(value: Any, inner: Callable[[Any], Hashable] | None = None) -> Hashable:
@@ -242,10 +243,18 @@ def freeze(value: Any, inner: Callable[[Any], Hashable] | None = None) -> Hashab
 _PLAIN = {int, bool, str, type(None)}
 
 
-def _type_key(tensor: torch.Tensor | None) -> Hashable:
+def _type_key(node: Node) -> Hashable:
+    tensor = tensor_of(node)
     if tensor is None:
         return object()  # a number computed in the graph: equal to nothing else
-    return (tensor.dtype, tensor.device, tensor.layout, tensor.requires_grad, type(tensor).__name__)
+    known = _TYPES.of.get(node)
+    if known is None or known[0] is not tensor:
+        kind = (tensor.dtype, tensor.device, tensor.layout, type(tensor).__name__)
+        known = _TYPES.of[node] = (tensor, kind)
+    return (known[1], tensor.requires_grad)
+
+
+_TYPES = Facts[tuple[torch.Tensor, Hashable]]()
 
 
 def _reorder(graph: Graph, order: Sequence[Node]) -> None:
@@ -272,5 +281,8 @@ def attempt(editor: Editor, pattern: Any, found: Any) -> Any:
 
 def record(report: PatternReport, miss: Miss, node: Node, reached: int = OWN) -> None:
     """Count a miss at `node`, which got as far as `reached`."""
-    known = miss.reason in report.misses
-    report.miss(miss.reason, node.name, "" if known else source_line(node), reached)
+    known = report.misses.get(miss.reason)
+    if known is None:
+        report.miss(miss.reason, node.name, source_line(node), reached)
+    else:
+        known.again(reached)

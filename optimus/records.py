@@ -31,6 +31,11 @@ class MissRecord:
     source: str = ""
     reached: int = OWN
 
+    def again(self, reached: int) -> None:
+        """Count one more anchor that missed for this reason."""
+        self.count += 1
+        self.reached = max(self.reached, reached)
+
     @property
     def where(self) -> str:
         """The example, with its line."""
@@ -60,8 +65,7 @@ class PatternReport:
         record = self.misses.get(reason)
         if record is None:
             record = self.misses[reason] = MissRecord(reason, 0, example, source)
-        record.count += 1
-        record.reached = max(record.reached, reached)
+        record.again(reached)
 
     def sorted_misses(self) -> list[MissRecord]:
         """The nearest miss first: those that got furthest, and of these the rarest."""

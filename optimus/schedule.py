@@ -56,10 +56,11 @@ class _Agenda:
         dependencies: Mapping[Node, Sequence[Node]],
     ) -> None:
         self._keys = keys
+        self._nodes = nodes
         self._position = {node: i for i, node in enumerate(nodes)}
         self._waiting: dict[Node, int] = {}
-        self._followers: dict[Node, list[Node]] = defaultdict(list)
-        self._plain: list[tuple[int, Node]] = []
+        self._followers: dict[Node, list[Node]] = {node: [] for node in nodes}
+        self._plain: list[int] = []
         self._ready: dict[Hashable, list[Node]] = defaultdict(list)
         self._complete: list[tuple[_Rank, Hashable]] = []
         self._partial: list[tuple[_Rank, Hashable]] = []
@@ -81,7 +82,7 @@ class _Agenda:
     def next_block(self) -> list[Node] | None:
         """The next nodes to run: one without a key, or all that are ready of one key."""
         if self._plain:
-            block = [heapq.heappop(self._plain)[1]]
+            block = [self._nodes[heapq.heappop(self._plain)]]
         else:
             key = self._next_key(self._complete) or self._next_key(self._partial)
             if key is None:
@@ -99,14 +100,15 @@ class _Agenda:
         return None
 
     def _finish(self, node: Node) -> None:
+        waiting = self._waiting
         for follower in self._followers[node]:
-            self._waiting[follower] -= 1
-            if not self._waiting[follower]:
+            waiting[follower] -= 1
+            if not waiting[follower]:
                 self._make_ready(follower)
 
     def _make_ready(self, node: Node) -> None:
         if node not in self._keys:
-            heapq.heappush(self._plain, (self._position[node], node))
+            heapq.heappush(self._plain, self._position[node])
             return
         key = self._keys[node]
         self._missing[key] -= 1

@@ -57,14 +57,21 @@ def test_no_node_is_kept_alive(inside: bool) -> None:
     assert gone() is None
 
 
+def fail() -> None:
+    with kept():
+        raise ValueError("fails")
+
+
 @pytest.mark.parametrize("collects", [True, False])
 def test_collecting_cycles_goes_on_as_before(collects: bool) -> None:
     was_enabled = gc.isenabled()
     try:
         (gc.enable if collects else gc.disable)()
-        with pytest.raises(ValueError, match="fails"), kept():
+        with kept():
             assert not gc.isenabled()
-            raise ValueError("fails")
+        assert gc.isenabled() is collects
+        with pytest.raises(ValueError, match="fails"):
+            fail()
         assert gc.isenabled() is collects
     finally:
         (gc.enable if was_enabled else gc.disable)()

@@ -109,10 +109,15 @@ def _key(node: Node, twins: Mapping[Node, Node]) -> Hashable | None:
     return key
 
 
+_PLAIN = {int, bool, str, type(None)}
+
+
 def _frozen(value: Any, twins: Mapping[Node, Node]) -> Hashable:
     """Numbers by type and digits: 1, 1.0 and True are different arguments, as are 0.0 and -0.0."""
     if isinstance(value, Node):
         return twins.get(value, value)
+    if type(value) in _PLAIN:
+        return (type(value), value)
     if isinstance(value, dict):
         return tuple((name, _frozen(part, twins)) for name, part in sorted(value.items()))
     if isinstance(value, tuple | list):
