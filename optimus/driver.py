@@ -13,6 +13,7 @@ from typing import cast
 from torch.fx import Graph, GraphModule, Node
 
 from optimus.editor import Editor
+from optimus.effects import turns_in_place
 from optimus.facts import changed, kept
 from optimus.functionalize import functionalize
 from optimus.gradients import GradientContract, leaves_no_grad
@@ -71,9 +72,10 @@ def rewrite(
 
     The graph needs fake values (`node.meta["example_value"]`), as Dynamo leaves them; one that runs
     torch.func's transforms inside stays as it is, as does one that lets gradients out of the
-    caller's no_grad. A pattern that raises is left out from there on and its record says so;
-    `strict` lets it raise. Raises Refused when what the graph returns cannot be kept as it was, and
-    Endless when the graph grows without end; the graph is then of no use.
+    caller's no_grad, or turns a tensor in place. A pattern that raises is left out from there on
+    and its record says so; `strict` lets it raise. Raises Refused when what the graph returns
+    cannot be kept as it was, and Endless when the graph grows without end; the graph is then of no
+    use.
     """
     with kept():
         return _rewrite(module, phases, strict, history)
@@ -85,6 +87,8 @@ def _rewrite(
     graph = module.graph
     mode = fake_mode_of(graph)
     if mode is None or is_transformed(graph) or leaves_no_grad(graph):
+        return []
+    if any(map(turns_in_place, graph.nodes)):
         return []
     contract = OutputContract(graph)
     first = functionalize(graph, mode)

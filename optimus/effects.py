@@ -155,16 +155,31 @@ def _flagged_writes(node: Node, signature: inspect.Signature) -> tuple[Node, ...
 
 def is_random(target: str | torch._ops.OpOverload) -> bool:
     """Whether a method, function (by name) or operator overload draws random numbers."""
+    known = _RANDOM_BY_NAME.get(target) if isinstance(target, str) else None
+    return _is_tagged(target, torch.Tag.nondeterministic_seeded) if known is None else known
+
+
+def turns_in_place(node: Node) -> bool:
+    """Whether the call makes its argument itself another view: `x.t_()`, `x.detach_()`.
+
+    What the tensor was before cannot be read off its fake value any more.
+    """
+    target = node.target
     if isinstance(target, torch._ops.OpOverload):
-        return torch.Tag.nondeterministic_seeded in target.tags
-    if target not in _RANDOM_BY_NAME:
-        packet = getattr(torch.ops.aten, target, None) if target.isidentifier() else None
-        # `__eq__` and its like are methods of every Python object, this one among them.
-        _RANDOM_BY_NAME[target] = isinstance(packet, torch._ops.OpOverloadPacket) and any(
-            torch.Tag.nondeterministic_seeded in getattr(packet, overload).tags
-            for overload in packet.overloads()
-        )
-    return _RANDOM_BY_NAME[target]
+        return _is_tagged(target, torch.Tag.inplace_view)
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    return node.op.startswith("call") and _is_tagged(name, torch.Tag.inplace_view)
+
+
+@cache
+def _is_tagged(target: str | torch._ops.OpOverload, tag: torch.Tag) -> bool:
+    if isinstance(target, torch._ops.OpOverload):
+        return tag in target.tags
+    packet = getattr(torch.ops.aten, target, None) if target.isidentifier() else None
+    # `__eq__` and its like are methods of every Python object, this one among them.
+    if not isinstance(packet, torch._ops.OpOverloadPacket):
+        return False
+    return any(tag in getattr(packet, overload).tags for overload in packet.overloads())
 
 
 # Composite functions, which have no operator of their name to ask.

@@ -8,7 +8,8 @@ an optimizer with momentum or weight decay does not skip).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Sequence, Set
 from functools import cache
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from torch.fx import Graph, Node
 
 from optimus.editor import Editor, Refused
+from optimus.effects import effects_of
 from optimus.legality import Legality, memory_of, storages_of, value_of
 from optimus.values import requires_grad
 
@@ -92,20 +94,58 @@ def differentiated(graph: Graph, legality: Legality) -> set[Node]:
             counts = not memory.isdisjoint(memory_of(legality.effects(node).writes))
         # A view made under no_grad requires a gradient, too, but passes none on.
         if counts and (node.op == "output" or legality.context(node).grad):
-            inputs = [n for n in _sources(node) if n in found or requires_grad(value_of(n))]
+            sources = _sources(node, found, memory)
+            inputs = [n for n in sources if n in found or requires_grad(value_of(n))]
             found.update(inputs)
             if writes:
                 memory |= memory_of(inputs)
     return found
 
 
-def _sources(node: Node) -> list[Node]:
-    """Inputs of which the value, not the shape alone, is read."""
+def _sources(node: Node, found: Set[Node], memory: Set[int]) -> list[Node]:
+    """Inputs of which the value, not the shape alone, is read for what counts."""
     inputs = node.all_input_nodes
-    return inputs[:1] if len(inputs) > 1 and _reads_one(node.target) else inputs
+    if len(inputs) < 2:
+        return inputs
+    if _is_each_for_itself(node.target):
+        return _sources_of_each(node, found, memory)
+    return inputs[:1] if _reads_one(node.target) else inputs
 
 
 @cache
 def _reads_one(target: Callable[..., Any] | str) -> bool:
-    name = target if isinstance(target, str) else getattr(target, "__name__", "")
-    return name.endswith(("_as", "_like"))
+    return _name(target).endswith(("_as", "_like"))
+
+
+@cache
+def _is_each_for_itself(target: Callable[..., Any] | str) -> bool:
+    name = _name(target)
+    return name.startswith("_foreach_") or name in _EACH_FOR_ITSELF
+
+
+def _name(target: Callable[..., Any] | str) -> str:
+    return target if isinstance(target, str) else getattr(target, "__name__", "")
+
+
+_EACH_FOR_ITSELF = ("broadcast_tensors", "atleast_1d", "atleast_2d", "atleast_3d", "meshgrid")
+"""Besides PyTorch's calls on lists, those whose i-th result comes from their i-th tensor."""
+
+
+def _sources_of_each(node: Node, found: Set[Node], memory: Set[int]) -> list[Node]:
+    """Inputs at the places that count: their results do, or they are written to, and that counts.
+
+    Any other input counts for all places.
+    """
+    given: list[Any] = [*node.args, *node.kwargs.values()]
+    lists = [each for each in given if isinstance(each, tuple | list)] or [given]
+    count, places = len(lists[0]), set[int]()
+    for user in node.users:
+        if user in found:
+            if user.target is not operator.getitem or not isinstance(user.args[1], int):
+                return node.all_input_nodes
+            places.add(user.args[1] % count)
+    written = lists[0] if effects_of(node).writes else ()
+    places |= {i for i, n in enumerate(written) if not memory.isdisjoint(memory_of([n]))}
+    idle = {each[i] for each in lists if len(each) == count for i in {*range(count)} - places}
+    busy = {each[i] for each in lists if len(each) == count for i in places}
+    return [n for n in node.all_input_nodes if n in busy or n not in idle]

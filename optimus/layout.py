@@ -21,7 +21,7 @@ from optimus.editor import Editor, Refused
 from optimus.facts import changed
 from optimus.legality import storages_of, tensor_of, value_of
 from optimus.ops import op_of
-from optimus.values import Unknown, is_fresh, same_size, same_strides, same_type
+from optimus.values import Unknown, is_fresh, is_positive, same_size, same_strides, same_type
 
 
 def settle(editor: Editor) -> None:
@@ -53,7 +53,7 @@ def _settle_node(editor: Editor, node: Node, moved: _Moved, copies: _Copies) -> 
         node.meta["example_value"] = editor.evaluate(node)
         editor.note_change(node, node, old_value)
         return
-    if _minds_layout(node):
+    if _minds_layout(node) or (_minds_order(node) and not all(map(_same_order, moved))):
         _restore_inputs(editor, node, moved, copies)
         return
     if not any(_reaches(old_value, source, before) for source, before in moved):
@@ -102,6 +102,25 @@ def _minds_layout(node: Node) -> bool:
     )
 
 
+def _minds_order(node: Node) -> bool:
+    """Whether the result is laid out by the order in memory of the inputs' dimensions, and its fake
+    value does not say so."""
+    if node.target is not operator.getitem:
+        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+        return name in _ORDER_READERS
+    indices: list[Node] = []
+    torch.fx.map_arg(node.args[1], indices.append)
+    return any(tensor_of(index) is not None for index in indices)
+
+
+def _same_order(moved: tuple[Node, Any]) -> bool:
+    node, before = moved
+    now = value_of(node)
+    both_tensors = isinstance(before, torch.Tensor) and isinstance(now, torch.Tensor)
+    return not both_tensors or _order(before) == _order(now)
+
+
+_ORDER_READERS = {"batch_norm", "index", "index.Tensor"}
 _LAYOUT_METHODS = {
     "as_strided",
     "stride",
@@ -197,15 +216,22 @@ def _expanded(tensor: torch.Tensor) -> list[int]:
 
 def _can_be_restored(tensor: torch.Tensor) -> bool:
     for dim in _expanded(tensor):
+        if not is_positive(tensor.shape[dim]):  # a number of the caller's, not a tensor's size
+            return False
         tensor = tensor.narrow(dim, 0, 1)
     return _dense_order(tensor) is not None
 
 
 def _dense_order(tensor: torch.Tensor) -> list[int] | None:
     """Dimensions from outermost to innermost in memory; None if they do not tile it."""
-    hints = [_hint(stride) for stride in tensor.stride()]
-    order = sorted(range(tensor.dim()), key=lambda dim: (-hints[dim], dim))
+    order = _order(tensor)
     return order if tensor.permute(order).is_contiguous() else None
+
+
+def _order(tensor: torch.Tensor) -> list[int]:
+    """Dimensions by the distance between neighbours in memory, the farthest first."""
+    hints = [_hint(stride) for stride in tensor.stride()]
+    return sorted(range(tensor.dim()), key=lambda dim: (-hints[dim], dim))
 
 
 def _hint(size: Any) -> int:

@@ -148,17 +148,22 @@ class Check:
         return same_type(value_of(node), value) and same_strides(value_of(node), value)
 
     def _identity_objection(self, transaction: Transaction) -> str | None:
-        """A view that is returned is a tensor of its own, not one that the caller has already."""
-        returned = [old for old in transaction.replaced if not is_fresh(old) and self._is_seen(old)]
-        if not returned:
+        """A view that is returned is a tensor of its own, not one that the caller has already; and
+        so is one that is read by a call that writes to the same memory."""
+        views = [old for old in transaction.replaced if not is_fresh(old)]
+        seen = [old for old in views if self._is_seen(old) or self._is_read_by_writer(old)]
+        if not seen:
             return None
-        news = Counter(self._itself(transaction.replaced[old])[-1] for old in returned)
-        for old in returned:
+        news = Counter(self._itself(transaction.replaced[old])[-1] for old in seen)
+        for old in seen:
             same = self._itself(transaction.replaced[old])
             is_input = same[-1].op in ("placeholder", "get_attr")
             if is_input or news[same[-1]] > 1 or any(self._is_seen(n, same) for n in same):
                 return f"{_label(old)} is returned as a tensor of its own"
         return None
+
+    def _is_read_by_writer(self, view: Node) -> bool:
+        return any(user in view.users for user in self._legality.writers(value_of(view)))
 
     def _itself(self, node: Node) -> list[Node]:
         """`node` and earlier ones that may hold the very same tensor: each the next one's argument,

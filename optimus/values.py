@@ -138,6 +138,11 @@ def same_size(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
+def is_positive(size: int | torch.SymInt) -> bool:
+    """Whether a size is at least 1, for every value of a dynamic one."""
+    return bool(statically_known_true(size > 0))
+
+
 def static_size(value: torch.Tensor, dim: int) -> int | None:
     """The size along `dim`, None when it is dynamic."""
     size = value.shape[dim]

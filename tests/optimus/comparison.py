@@ -96,13 +96,13 @@ def run(
     call = module
     if backend is not None:
         torch._dynamo.reset()
-        call = torch.compile(module, backend=backend)
+        call = torch.compile(module, backend=backend, dynamic=program.symbolic or None)
     outcomes: list[Outcome] = []
     for batch in program.batches:
         inputs = program.arguments(batch, widen)
         if len(program.batches) > 1:
-            for tensor, spec in zip(inputs, program.inputs, strict=True):
-                if -1 in spec.shape:
+            for tensor, spec in zip(inputs, program.given, strict=True):
+                if -1 in spec.shape and not spec.is_number:
                     torch._dynamo.maybe_mark_dynamic(tensor, spec.shape.index(-1))
         with program.context(widen):
             outcomes.append(observe(module, inputs, call))

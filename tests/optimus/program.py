@@ -49,18 +49,32 @@ NAMES: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Input:
-    """One argument of a program; sizes of -1 are the batch. `of`: another input it is a view of."""
+    """One argument of a program; sizes of -1 are the batch.
+
+    `of`: another input `x` it is taken from, by the expression `view`. Of Python's types it is a
+    number, that follows the batch if its shape does. One that is not `given` lends its memory only.
+    """
 
     name: str
     shape: tuple[int, ...]
-    dtype: torch.dtype
+    dtype: Any
     requires_grad: bool = False
     of: str = ""
+    view: str = "x.detach()[..., 1:]"
+    given: bool = True
 
-    def make(self, batch: int, generator: torch.Generator, others: dict[str, Tensor]) -> Tensor:
+    @property
+    def is_number(self) -> bool:
+        """Whether it is a number of Python's."""
+        return isinstance(self.dtype, type)
+
+    def make(self, batch: int, generator: torch.Generator, others: dict[str, Any]) -> Any:
         """Its value for one batch size."""
         if self.of:
-            return others[self.of].detach()[..., 1:]
+            return eval(self.view, {"x": others[self.of]})
+        if self.is_number:
+            size = batch if self.shape else 3
+            return {int: size % 4, float: 0.1 + 0.1 * size, bool: size > 2}[self.dtype]
         shape = [batch if size == -1 else size for size in self.shape]
         if self.dtype is torch.bool:
             return torch.rand(shape, generator=generator) > 0.5
@@ -70,14 +84,19 @@ class Input:
         return value.requires_grad_(self.requires_grad)
 
     def __str__(self) -> str:
-        view = f", a view of {self.of}" if self.of else ", requires_grad" * self.requires_grad
         shape = ", ".join("B" if size == -1 else str(size) for size in self.shape)
-        return f"{self.name}: ({shape}) {str(self.dtype)[6:]}{view}"
+        if self.of:
+            return f"{self.name}: {self.view}, x = {self.of}"
+        if self.is_number:
+            return f"{self.name}: {self.dtype.__name__} {'(B)' * bool(self.shape)}"
+        how = ", requires_grad" * self.requires_grad + ", not given" * (not self.given)
+        return f"{self.name}: ({shape}) {str(self.dtype)[6:]}{how}"
 
 
 @dataclass
 class Program:
-    """A module's text and how it is run. `batches`: one call each; two make the batch dynamic."""
+    """A module's text and how it is run. `batches`: one call each; two make the batch dynamic, and
+    `symbolic` makes all sizes and numbers so."""
 
     inputs: list[Input] = field(default_factory=list[Input])
     init: list[str] = field(default_factory=list[str])
@@ -86,11 +105,17 @@ class Program:
     train: bool = True
     grad: bool = True
     autocast: bool = False
+    symbolic: bool = False
     seed: int = 0
+
+    @property
+    def given(self) -> list[Input]:
+        """The arguments that it is called with."""
+        return [spec for spec in self.inputs if spec.given]
 
     def source(self) -> str:
         """The module as Python text."""
-        names = ", ".join(["self", *(i.name for i in self.inputs)])
+        names = ", ".join(["self", *(i.name for i in self.given)])
         init = [f"        {line}" for line in self.init]
         body = [f"        {line}" for line in self.body]
         return "\n".join([
@@ -106,6 +131,7 @@ class Program:
     def __str__(self) -> str:
         how = f"batches {self.batches}, {'train' if self.train else 'eval'}"
         how += ", no_grad" * (not self.grad) + ", autocast" * self.autocast
+        how += ", all sizes dynamic" * self.symbolic
         arguments = "".join(f"\n# {i}" for i in self.inputs)
         return f"\n# {how}, seed {self.seed}{arguments}\n{self.source()}\n"
 
@@ -122,16 +148,17 @@ class Program:
         module.train(self.train)
         return module.double() if widen else module
 
-    def arguments(self, batch: int, widen: bool = False) -> list[Tensor]:
+    def arguments(self, batch: int, widen: bool = False) -> list[Any]:
         """New inputs for one call."""
         generator = torch.Generator().manual_seed(self.seed + batch)
-        values: dict[str, Tensor] = {}
+        values: dict[str, Any] = {}
         for spec in self.inputs:
             value = spec.make(batch, generator, values)
-            if widen and value.is_floating_point() and not spec.of:
+            own = isinstance(value, Tensor) and not spec.of
+            if widen and own and value.is_floating_point():
                 value = value.detach().double().requires_grad_(value.requires_grad)
             values[spec.name] = value
-        return list(values.values())
+        return [values[spec.name] for spec in self.given]
 
     @contextmanager
     def context(self, widen: bool = False) -> Iterator[None]:
@@ -146,6 +173,8 @@ class Program:
 def _in_double(text: str) -> str:
     for narrow in ("torch.float32", "torch.bfloat16"):
         text = text.replace(narrow, "torch.float64")
+    for narrow in (".float()", ".bfloat16()"):
+        text = text.replace(narrow, ".double()")
     return text.replace("autocast('cpu', dtype=torch.float64", "autocast('cpu', enabled=False")
 
 
@@ -155,14 +184,16 @@ class Builder:
     def __init__(self, rng: Random, program: Program) -> None:
         self.rng = rng
         self.program = program
-        self.names = [i.name for i in program.inputs]
+        self.names = [i.name for i in program.given if not i.is_number]
+        self.numbers = [i.name for i in program.given if i.is_number]
         self.groups: list[list[str]] = []
         self._num_names = 0
         self.regions: list[str] = []
         self._scopes: list[dict[str, Any]] = []
         for batch in program.batches:
             module = nn.Module().train(program.train)
-            values = dict(zip(self.names, program.arguments(batch), strict=True))
+            names = [i.name for i in program.given]
+            values = dict(zip(names, program.arguments(batch), strict=True))
             self._scopes.append(NAMES | {"self": module} | values)
 
     # Choices.
@@ -196,6 +227,11 @@ class Builder:
         """Names of tensors made side by side."""
         return list(self.pick(self.groups[::-1][:4])) if self.groups else None
 
+    def number(self) -> str:
+        """A number as text: one that the program is given, if there is one, or a literal."""
+        literal = str(self.pick((2, 1, 0.5, 3, True, 0)))
+        return str(self.pick(self.numbers)) if self.numbers and self.chance(80) else literal
+
     # Facts.
 
     def value(self, name: str) -> Any:
@@ -210,6 +246,10 @@ class Builder:
     def is_static(self, name: str, dim: int) -> bool:
         """Whether a size is the same for every batch."""
         return len({scope[name].shape[dim] for scope in self._scopes}) == 1
+
+    def extent(self, name: str, dim: int) -> int:
+        """The least size that a tensor has there in any run."""
+        return min(scope[name].shape[dim] for scope in self._scopes)
 
     # Writing.
 
@@ -279,6 +319,11 @@ class Builder:
 
     def _append(self, line: str) -> None:
         self.program.body.append("    " * len(self.regions) + line)
+
+
+def at_least(rank: int) -> Callable[[Tensor], bool]:
+    """Whether a tensor is of floating point and has that many dimensions."""
+    return lambda x: x.dim() >= rank and x.is_floating_point()
 
 
 def _is_tame(value: Tensor) -> bool:

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from random import Random
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from tests.optimus.program import Builder, Input, Program
+from tests.optimus.lookups import look_up, masks, numbers
+from tests.optimus.program import Builder, Input, Program, at_least
 from tests.optimus.spellings import (
     IN_PLACE,
     JOINS,
     LAYERS,
+    NUMBERED,
     PAIRS,
     POINTWISE,
     PRODUCTS,
     REGIONS,
     ROWS,
     SHAPES,
-    UPDATES,
     WIDTHS,
     forms,
 )
+from tests.optimus.writes import at_once, buffer, into, statistics, write
 
 
 def random_program(rng: Random, most_statements: int = 16) -> Program:
@@ -35,22 +37,44 @@ def random_program(rng: Random, most_statements: int = 16) -> Program:
 
 
 def _frame(rng: Random) -> Program:
-    def pick(*options: object) -> object:
+    def pick(*options: Any) -> Any:
         return options[rng.randrange(len(options))]
 
     program = Program(seed=rng.randrange(1000))
-    program.batches = pick((3,), (3,), (5, 3), (2, 4), (1,), (0,))  # type: ignore[assignment]
+    program.batches = pick((3,), (3,), (5, 3), (2, 4), (1,), (0,))
     program.train = rng.randrange(4) < 3
     program.grad = rng.randrange(10) < 9
     program.autocast = rng.randrange(10) == 9
+    program.symbolic = rng.randrange(10) == 9
     for i in range(rng.randrange(3) + 1):
         shape = pick((-1, 8), (-1, 6), (-1, 4), (-1, 3, 4), (-1, 12), (4, 4), (-1, 1))
         dtype = pick(*[torch.float32] * 7, torch.bfloat16, torch.float64, torch.int64, torch.bool)
-        grad = rng.randrange(2) == 1 and dtype.is_floating_point  # type: ignore[attr-defined]
-        program.inputs.append(Input(f"x{i}", shape, dtype, grad))  # type: ignore[arg-type]
-    if rng.randrange(10) == 9:
-        program.inputs.append(Input("view", (), torch.float32, False, "x0"))
+        grad = rng.randrange(2) == 1 and dtype.is_floating_point
+        program.inputs.append(Input(f"x{i}", shape, dtype, grad))
+    program.inputs += _views(pick) + _numbers(pick)
     return program
+
+
+def _views(pick: Callable[..., Any]) -> list[Input]:
+    """Inputs in memory that others have, too: of another input, or of one that is not given."""
+    views = ("x.detach()[..., 1:]", "x", "x.detach()", "x[..., :2]", "x.mT", "x[-1:]", "x.detach()")
+    if pick(*range(8)) == 7:
+        return [Input("view", (), torch.float32, of="x0", view=pick(*views))]
+    if pick(*range(8)) < 7:
+        return []
+    base = Input("base", pick((-1, 6), (4, 8)), torch.float32, given=False)
+    halves = pick(("x[..., :4]", "x[..., 2:]"), ("x[..., :2]", "x[..., 2:]"), ("x.mT", "x"))
+    return [
+        base,
+        *(Input(f"v{i}", (), base.dtype, of="base", view=v) for i, v in enumerate(halves)),
+    ]
+
+
+def _numbers(pick: Callable[..., Any]) -> list[Input]:
+    if pick(*range(4)) < 3:
+        return []
+    kinds = [pick(int, int, float, bool) for _ in range(pick(1, 1, 2))]
+    return [Input(f"n{i}", pick((), (-1,)), kind) for i, kind in enumerate(kinds)]
 
 
 # Kinds of statement.
@@ -60,20 +84,16 @@ def nothing(b: Builder) -> None:
     """So that shrinking can take statements out."""
 
 
-def _at_least(rank: int) -> Callable[[Tensor], bool]:
-    return lambda x: x.dim() >= rank and x.is_floating_point()
-
-
 def parts(b: Builder) -> None:
     """Take a tensor apart, by any of the ways there are."""
-    x = b.tensor(_at_least(1))
+    x = b.tensor(at_least(1))
     if x is None:
         return
     rank = b.value(x).dim()
     dim = b.pick([rank - 1, *range(rank)])
-    if not b.is_static(x, dim):
+    if not b.is_static(x, dim) and not b.chance(30):
         return
-    extent = b.value(x).shape[dim]
+    extent = b.extent(x, dim)
     shown = dim - rank if b.chance(40) else dim
     whole = b.new("p")
     kind = b.pick((_even, _sections, _unbound, _slices, _indices))
@@ -88,7 +108,7 @@ def parts(b: Builder) -> None:
 
 
 def _even(b: Builder, x: str, dim: int, extent: int) -> str:
-    k = b.pick((2, 1, 3, 4))
+    k = b.pick((2, 1, 3, 4, 5))
     options = forms("""
         torch.split({0}, {1}, {2}); {0}.split({1}, dim={2}); torch.chunk({0}, {1}, {2});
         {0}.chunk({1}, {2}); torch.tensor_split({0}, {1}, dim={2});
@@ -158,7 +178,8 @@ def map_group(b: Builder) -> None:
         return
     if b.chance(15):
         b.rng.shuffle(group)
-    make = b.pick((_pointwise, _own_linear, _rows, _shared_linear, _norm, _matmul, _shape))
+    makers = (_pointwise, _own_linear, _rows, _shared_linear, _norm, _matmul, _shape, _numbered)
+    make = b.pick(makers)
     template, odd = make(b, group), b.between(0, len(group) * 5) - 1
     made: list[str] = []
     for i, name in enumerate(group):
@@ -204,6 +225,11 @@ def _rows(b: Builder, group: Sequence[str]) -> Template:
     return lambda name: form.format(name, b.value(name).shape[-1]) if b.value(name).dim() else None
 
 
+def _numbered(b: Builder, group: Sequence[str]) -> Template:
+    form, number = str(b.pick(NUMBERED)), b.number()
+    return lambda name: form.format(name, b.number() if b.chance(20) else number)
+
+
 def _shape(b: Builder, group: Sequence[str]) -> Template:
     form = str(b.pick(SHAPES))
     return form.format
@@ -243,11 +269,16 @@ def _shared_linear(b: Builder, group: Sequence[str]) -> Template | None:
 
 
 def _norm(b: Builder, group: Sequence[str]) -> Template:
-    kind = b.pick(LAYERS)
+    kind, shared = b.pick(LAYERS), b.chance(20)
+    made: dict[int, str] = {}
 
     def template(name: str) -> str | None:
         width = _width(b, name)
-        return f"{b.module(kind.format(width))}({name})" if width is not None else None
+        if width is None:
+            return None
+        if width not in made or not shared:
+            made[width] = b.module(kind.format(width))
+        return f"{made[width]}({name})"
 
     return template
 
@@ -287,7 +318,7 @@ def join(b: Builder) -> None:
 
 def one(b: Builder) -> None:
     """An operation of one tensor."""
-    x = b.tensor(_at_least(0))
+    x = b.tensor(at_least(0))
     if x is not None:
         form = str(b.pick(b.pick((POINTWISE, SHAPES, ROWS))))
         width = b.value(x).shape[-1] if b.value(x).dim() else 0
@@ -296,7 +327,7 @@ def one(b: Builder) -> None:
 
 def layer(b: Builder) -> None:
     """A module or a matrix product on one tensor."""
-    x = b.tensor(_at_least(2))
+    x = b.tensor(at_least(2))
     if x is not None:
         template = b.pick((_own_linear, _norm, _matmul))(b, [x])
         text = template(x) if template else None
@@ -306,7 +337,7 @@ def layer(b: Builder) -> None:
 
 def wide(b: Builder) -> None:
     """Several linears on one input."""
-    x = b.tensor(_at_least(2))
+    x = b.tensor(at_least(2))
     width = _width(b, x) if x is not None else None
     if x is None or width is None:
         return
@@ -326,58 +357,18 @@ def two(b: Builder) -> None:
         b.assign(str(b.pick(PAIRS)).format(x, y if y is not None else x))
 
 
-def write(b: Builder) -> None:
-    """A write to a tensor's memory."""
-    x = b.tensor(lambda t: not (t.is_leaf and t.requires_grad))
-    if x is not None:
-        shape = b.value(x).shape
-        y = b.tensor(lambda t: t.shape == shape)
-        b.write(str(b.pick(IN_PLACE)).format(x, y if y is not None else x))
-
-
-def buffer(b: Builder) -> None:
-    """An update of a buffer."""
-    x = b.tensor(_at_least(0))
-    if x is None:
-        return
-    name = b.new("b")
-    b.tie(f"self.register_buffer('{name}', torch.ones(()))")
-    form = b.pick(UPDATES)
-    if b.value(x).numel() and b.write(form.format(x, name)):
-        b.assign(f"{x} * self.{name}")
-
-
 def region(b: Builder) -> None:
     """Begin or end a block of another grad mode or autocast state."""
-    if b.chance(50) or len(b.regions) > 1:
+    if b.chance(50) or len(b.regions) > 2:
         b.close()
     else:
         b.open(b.pick(REGIONS))
 
 
-def pick_rows(b: Builder) -> None:
-    """Embeddings, masks and integer arithmetic."""
-    ints = b.tensor(lambda t: t.dtype is torch.int64)
-    mask = b.tensor(lambda t: t.dtype is torch.bool)
-    if ints is not None:
-        table = b.module("nn.Embedding(8, 4)", "e")
-        b.assign(
-            b.pick(
-                (f"{table}({ints}.clamp(0, 7))", f"{ints} + 1", f"{ints} // 2", f"{ints} * {ints}")
-            )
-        )
-    if mask is not None:
-        shape = b.value(mask).shape
-        x = b.tensor(lambda t: t.shape == shape and t.is_floating_point())
-        options = ("~{0}", "{0}.any(-1)", "{0} & {0}", "{0}.to(torch.float32)")
-        b.assign(str(b.pick(options)).format(mask))
-        if x is not None:
-            b.assign(b.pick((f"torch.where({mask}, {x}, -{x})", f"{x} * {mask}")))
-
-
 KINDS: tuple[Callable[[Builder], None], ...] = (
     nothing, parts, parts, parts, *[map_group] * 6, join, join, join, join, one, one, one, two, two,
-    layer, wide, wide, write, write, buffer, region, region, pick_rows,
+    layer, wide, wide, write, write, buffer, region, region, masks, look_up, look_up, into, into,
+    at_once, statistics, numbers, numbers,
 )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from optimus.effects import Effects, effects_of, is_random
+from optimus.effects import Effects, effects_of, is_random, turns_in_place
 from tests.optimus.capture import Captured
 
 X = torch.rand(4, 4) / 2
@@ -214,3 +214,23 @@ def test_what_is_not_known_touches_everything() -> None:
 
 def test_methods_of_every_object_draw_nothing() -> None:
     assert not any(is_random(name) for name in ("__eq__", "__lt__", "__invert__", "__class__"))
+
+
+TURNING: list[Callable[[Tensor], Any]] = [
+    lambda x: (x + 1).t_(),
+    lambda x: x.exp().unsqueeze_(0),
+    lambda x: torch.ops.aten.squeeze_.default(x * 2),
+    lambda x: torch.Tensor.transpose_(x * 2, 0, 1),
+]
+
+
+@pytest.mark.parametrize("function", TURNING)
+def test_turns_a_tensor_in_place(function: Callable[[Tensor], Any]) -> None:
+    graph = Captured(function, (X,)).module.graph
+    assert sum(map(turns_in_place, graph.nodes)) == 1
+
+
+@pytest.mark.parametrize("function", [*WRITES, *RANDOM[:9], lambda x: x.t().unsqueeze(0)])
+def test_turns_no_tensor(function: Callable[[Tensor], Any]) -> None:
+    graph = Captured(function, (X.clone(),)).module.graph
+    assert not any(map(turns_in_place, graph.nodes))

@@ -21,13 +21,14 @@ from tests.optimus.adversarial import (
     operands,
     products,
     returns,
+    shrunk,
     sizes,
     writes,
 )
 from tests.optimus.adversarial.graphs import Case, check
 
 FILES = (layouts, numbers, layers, contexts, chains)
-IN_BULK = (operands, writes, products, norms, sizes, returns)
+IN_BULK = (operands, writes, products, norms, sizes, returns, shrunk)
 ALL_MODES = "OPTIMUS_ALL_MODES" in os.environ
 EVERY = [p for file in FILES for p in file.graphs.params()]
 EVERY += [p for file in IN_BULK for p in file.graphs.params() if ALL_MODES or not p.marks]

@@ -1,0 +1,79 @@
+"""What random programs were shrunk to that misled a rewriter, a graph for each kind of fault."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.optimus.adversarial.graphs import Graphs
+
+graphs = Graphs()
+
+
+def _linears(count, *sizes):
+    return {"l": nn.ModuleList(nn.Linear(*sizes) for _ in range(count))}
+
+
+# Calls on several tensors at once.
+
+
+@graphs((4, 6), modules=lambda: _linears(6, 6, 3), modes="train aot")
+def some_results_of_one_call(m, x):
+    a, b, c, d, e, f = (layer(x) for layer in m.l)
+    added = torch._foreach_add([a, b], 1.0)
+    multiplied = torch._foreach_mul([c, d], [d, c])
+    wide = torch.broadcast_tensors(e, f)
+    return added[1], multiplied[0], wide[-1]
+
+
+@graphs((4, 6), modules=lambda: _linears(4, 6, 3), modes="train aot")
+def written_at_once(m, x):
+    a, b, c, d = (layer(x) for layer in m.l)
+    torch._foreach_add_([a, b], [c, d])
+    torch._foreach_mul_([c, b], 0.5)
+    e, f = torch.stack([a, b]).tanh().unbind()
+    return e, f.detach(), torch.relu(a)
+
+
+# Tensors that become other views of their memory.
+
+
+@graphs((4, 6), modes="train aot")
+def tensors_turned_in_place(m, x):
+    y = x * 2
+    parts = y.tensor_split(6, 1)
+    a, b, c = parts[:3]
+    d = torch.cat([p.softmax(1) for p in (a, b, c)], 1)
+    b.squeeze_()
+    c.t_()
+    e = x + 1
+    f = torch.stack([p.relu() for p in e.split(2, 1)])
+    e.unsqueeze_(0)
+    return d, f, b, c.tanh(), e, parts[3:]
+
+
+# Numbers that the caller gives.
+
+
+@graphs((4, 6), 3, modules=lambda: _linears(2, 6, 3), modes="dynamic symbolic train")
+def expanded_as_often_as_said(m, x, n):
+    return [layer(x).unsqueeze(-1).expand(*x.shape[:1], 3, n - 3) for layer in m.l]
+
+
+# Memory: its layout, and the tensors that stand for it.
+
+
+@graphs(torch.randn(6, 5), modes="train aot", modules=lambda: {"w": nn.Parameter(torch.rand(8, 4))})
+def rows_picked_by_what_was_laid_out_anew(m, x):
+    index = (torch.stack(x.unbind(1)) * 2).long().clamp(0, 7)
+    a = F.batch_norm(torch.stack(x.unbind(1)), torch.zeros(6), torch.ones(6))
+    return m.w[index], m.w[:, index % 4], index + 0, a
+
+
+@graphs(torch.zeros(0, 6), modes="train no_grad")
+def parts_of_what_is_written_to(m, x):
+    torch.cat([x[:1], x[1:]], out=x)
+    y = x * 2
+    torch.add(y[:1], y[1:], out=y)
+    return x.split(3, 1), y + 1
