@@ -341,13 +341,14 @@ _NEW_TENSORS = {
 
 
 def _is_cut(node: Node) -> bool:
-    """Whether the value is several views that one call returned, one of them, or a view of one."""
+    """Whether the value is several views that one call returned, one of them, or a view of one;
+    what a call has computed, one result beside another, is not."""
     if isinstance(value_of(node), tuple | list):
-        return True
+        return is_view(node)
     while is_view(node):
         node, source = node.all_input_nodes[0], node
         if isinstance(value_of(node), tuple | list) and source.target is operator.getitem:
-            return True
+            return is_view(node)
     return False
 
 

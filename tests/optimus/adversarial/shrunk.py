@@ -36,6 +36,15 @@ def written_at_once(m, x):
     return e, f.detach(), torch.relu(a)
 
 
+@graphs((4, 6), modes="train aot")
+def parts_of_one_of_several_results(m, x):
+    a, b = torch._foreach_add([x, x], 1.0)
+    largest, _ = (x * 2).view(4, 3, 2).max(2)
+    for y in (b, largest):
+        y.narrow(1, 0, 1).copy_(y.narrow(1, 2, 1))
+    return a, torch.relu(b), largest[:, 1:].tanh(), largest[:, :1]
+
+
 # Tensors that become other views of their memory.
 
 
