@@ -58,7 +58,7 @@ def _settle_node(editor: Editor, node: Node, moved: _Moved, copies: _Copies) -> 
         return
     if not any(_reaches(old_value, source, before) for source, before in moved):
         return
-    was_fresh = not storages_of(old_value) & storages_of([before for _, before in moved])
+    was_fresh = not storages_of(old_value) & storages_of(_inputs_before(node, moved))
     try:
         new_value = editor.evaluate(node)
     except Unknown:  # a view that the new strides do not allow
@@ -73,6 +73,11 @@ def _settle_node(editor: Editor, node: Node, moved: _Moved, copies: _Copies) -> 
         _own_memory(editor, node, old_value)
     else:
         editor.note_change(node, node, old_value)
+
+
+def _inputs_before(node: Node, moved: _Moved) -> list[Any]:
+    """What a node's inputs were, those also that are what they were: a call may write to them."""
+    return [before for _, before in moved] + [value_of(n) for n in node.all_input_nodes]
 
 
 def _takes_part(node: Node) -> bool:

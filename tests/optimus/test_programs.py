@@ -1,6 +1,6 @@
 """Random programs under all patterns do what they do in eager mode.
 
-OPTIMUS_FUZZ_PROGRAMS says how many are tried (300 in CI, always the same ones); with another number
+OPTIMUS_FUZZ_PROGRAMS says how many are tried (200 in CI, always the same ones); with another number
 they are new ones each time, unless --hypothesis-seed is given. OPTIMUS_FUZZ_RESULTS names a CSV
 file to which the run adds a row.
 """
@@ -23,7 +23,7 @@ from benchmarks.rows import commit
 from tests.optimus.comparison import Discarded, check
 from tests.optimus.statements import random_program
 
-NUM_PROGRAMS = int(os.environ.get("OPTIMUS_FUZZ_PROGRAMS", "300"))
+NUM_PROGRAMS = int(os.environ.get("OPTIMUS_FUZZ_PROGRAMS", "200"))
 
 
 @settings(

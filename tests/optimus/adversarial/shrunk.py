@@ -86,3 +86,15 @@ def parts_of_what_is_written_to(m, x):
     y = x * 2
     torch.add(y[:1], y[1:], out=y)
     return x.split(3, 1), y + 1
+
+
+@graphs((4, 6), modules=lambda: _linears(4, 6, 6), modes="train aot")
+def what_is_written_from_values_laid_out_anew(m, x):
+    a, b, c, d = (layer(x) for layer in m.l)
+    e, f = m.l[0](a), m.l[0](b)
+    with torch.no_grad():
+        out = torch.zeros_like(f)
+        g = torch.add(f, f, out=out)
+    h = x * 2
+    i = h.add_(d.t()[:4].sum() + d)
+    return e, f, g, out, c, h, i
