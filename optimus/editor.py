@@ -201,6 +201,7 @@ class Editor:
             user.args = torch.fx.map_arg(user.args, lambda n: replaced.get(n, n))
             if user.kwargs:
                 user.kwargs = torch.fx.map_arg(user.kwargs, lambda n: replaced.get(n, n))
+            self.legality.reread(user)
 
     def _say(self, node: Node, call: Call) -> None:
         self._unindex(node)

@@ -154,6 +154,11 @@ class Legality:
             self._writers[node] = None
             self._note_writes(node)
 
+    def reread(self, node: Node) -> None:
+        """Take in that `node` has other arguments now: what it writes to goes by another name."""
+        if node in self._writers:
+            self._effects[node] = effects_of(node)
+
     def forget(self, node: Node) -> None:
         """Drop a node that the editor has erased."""
         del self._effects[node], self._contexts[node]

@@ -98,3 +98,11 @@ def what_is_written_from_values_laid_out_anew(m, x):
     h = x * 2
     i = h.add_(d.t()[:4].sum() + d)
     return e, f, g, out, c, h, i
+
+
+@graphs((4, 6), 3, modules=lambda: _linears(3, 6, 1), modes="train symbolic")
+def what_was_replaced_is_written_to_and_given_back(m, x, n):
+    a, b, c = (x @ layer.weight.t() for layer in m.l)
+    d, e = a.fill_(n), b.fill_(0)
+    c.fill_(n)
+    return e.to(x.dtype), e, d.reshape(-1, 1)
