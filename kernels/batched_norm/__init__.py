@@ -15,6 +15,7 @@ from kernels import autocast
 from kernels.activations import check_activation
 from kernels.batched_norm import reference
 from kernels.launch import can_launch
+from kernels.operators import operator
 
 __all__ = ["batched_norm"]
 
@@ -47,7 +48,7 @@ def batched_norm(
     return _forward(x, weight, bias, eps, kind == "layer", activation)
 
 
-@torch.library.custom_op("kernels::batched_norm", mutates_args=())
+@operator("batched_norm")
 def _forward(
     x: Tensor,
     weight: Tensor | None,
@@ -76,7 +77,7 @@ def _(
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
-@torch.library.custom_op("kernels::batched_norm_backward", mutates_args=())
+@operator("batched_norm_backward", differentiable=False)
 def _backward(
     grad: Tensor,
     x: Tensor,

@@ -14,6 +14,7 @@ from torch import Tensor
 from kernels import autocast
 from kernels.cross_layer import reference
 from kernels.launch import can_launch, can_multiply
+from kernels.operators import operator
 
 __all__ = ["cross_layer", "low_rank_cross_layer"]
 
@@ -48,7 +49,7 @@ def low_rank_cross_layer(
     return _forward(x0, y, up, bias, x)
 
 
-@torch.library.custom_op("kernels::cross_layer", mutates_args=())
+@operator("cross_layer")
 def _forward(x0: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
     if not can_multiply(y, weight) or not _launches(x0, bias, x):
         return reference.cross_layer(x0, y, weight, bias, x)
@@ -65,7 +66,7 @@ def _(x0: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, x: Tensor) -> 
     return torch.empty(x0.shape, dtype=_result_type(x0, weight, bias, x), device=x0.device)
 
 
-@torch.library.custom_op("kernels::cross_layer_backward", mutates_args=())
+@operator("cross_layer_backward", differentiable=False)
 def _backward(
     grad: Tensor, x0: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:

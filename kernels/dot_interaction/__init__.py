@@ -14,6 +14,7 @@ from kernels import autocast
 from kernels.dot_interaction import reference
 from kernels.dot_interaction.by_index import dot_interaction_at
 from kernels.launch import can_launch
+from kernels.operators import operator
 
 __all__ = ["dot_interaction", "dot_interaction_at"]
 
@@ -39,7 +40,7 @@ def dot_interaction(dense: Tensor, embedded: Tensor, upper: bool = False) -> Ten
     return _forward(dense, embedded, upper)
 
 
-@torch.library.custom_op("kernels::dot_interaction", mutates_args=())
+@operator("dot_interaction")
 def _forward(dense: Tensor, embedded: Tensor, upper: bool) -> Tensor:
     if _launches(dense, embedded):
         from kernels.dot_interaction import triton
@@ -56,7 +57,7 @@ def _(dense: Tensor, embedded: Tensor, upper: bool) -> Tensor:
     return dense.new_empty(batch, size + num_pairs, dtype=dtype)
 
 
-@torch.library.custom_op("kernels::dot_interaction_backward", mutates_args=())
+@operator("dot_interaction_backward", differentiable=False)
 def _backward(grad: Tensor, dense: Tensor, embedded: Tensor, upper: bool) -> tuple[Tensor, Tensor]:
     if _launches(grad, dense, embedded):
         from kernels.dot_interaction import triton

@@ -15,6 +15,7 @@ from torch import Tensor
 from kernels import autocast
 from kernels.dot_interaction import reference
 from kernels.launch import can_launch
+from kernels.operators import operator
 
 MAX_KNOWN = 64
 """Index tensors that are remembered; what makes new ones in every step runs in plain PyTorch."""
@@ -65,7 +66,7 @@ def _triangle(embedded: Tensor, rows: Tensor, columns: Tensor, *others: Tensor) 
     return order_of(rows, columns, embedded.shape[1] + 1)
 
 
-@torch.library.custom_op("kernels::dot_interaction_at", mutates_args=())
+@operator("dot_interaction_at")
 def _forward(dense: Tensor, embedded: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     upper = _triangle(embedded, rows, columns, dense)
     if upper is None:
@@ -81,7 +82,7 @@ def _(dense: Tensor, embedded: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     return dense.new_empty(dense.shape[0], dense.shape[1] + rows.shape[0], dtype=dtype)
 
 
-@torch.library.custom_op("kernels::dot_interaction_at_backward", mutates_args=())
+@operator("dot_interaction_at_backward", differentiable=False)
 def _backward(
     grad: Tensor, dense: Tensor, embedded: Tensor, rows: Tensor, columns: Tensor
 ) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from kernels import autocast
@@ -17,6 +16,7 @@ from kernels.activations import check_activation
 from kernels.fused_mlp import reference
 from kernels.fused_mlp.sizes import fits
 from kernels.launch import can_multiply
+from kernels.operators import operator
 
 __all__ = ["fused_mlp"]
 
@@ -65,7 +65,7 @@ def _check(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> No
             raise ValueError(f"bias {i} {tuple(biases[i].shape)} does not fit {size} outputs")
 
 
-@torch.library.custom_op("kernels::fused_mlp", mutates_args=())
+@operator("fused_mlp")
 def _forward(
     x: Tensor, weights: list[Tensor], biases: list[Tensor], activation: str, last: bool
 ) -> Tensor:
@@ -84,7 +84,7 @@ def _(
     return x.new_empty(*x.shape[:2], weights[-1].shape[1])
 
 
-@torch.library.custom_op("kernels::fused_mlp_backward", mutates_args=())
+@operator("fused_mlp_backward", differentiable=False)
 def _backward(
     grad: Tensor,
     x: Tensor,
@@ -138,7 +138,8 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     x, *rest = ctx.saved_tensors
     weights, biases = rest[: ctx.num_weights], rest[ctx.num_weights :]
     needs_x = bool(ctx.needs_input_grad[0])
-    grad_x, *grads = _backward(grad, x, weights, biases, *ctx.how, needs_x)
+    activation, last = ctx.how
+    grad_x, *grads = _backward(grad, x, weights, biases, activation, last, needs_x)
     grad_weights, grad_biases = grads[: ctx.num_weights], grads[ctx.num_weights :]
     return grad_x if needs_x else None, grad_weights, grad_biases, None, None
 

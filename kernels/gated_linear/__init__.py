@@ -14,6 +14,7 @@ from kernels import autocast
 from kernels.activations import check_activation
 from kernels.gated_linear import reference
 from kernels.launch import can_multiply
+from kernels.operators import operator
 
 __all__ = ["gated_linear"]
 
@@ -49,7 +50,7 @@ def gated_linear(
     return out if x.dim() == 2 else out.reshape(*x.shape[:-1], gate.shape[0])
 
 
-@torch.library.custom_op("kernels::gated_linear", mutates_args=())
+@operator("gated_linear")
 def _forward(
     x: Tensor,
     gate: Tensor,

@@ -16,6 +16,7 @@ from kernels import autocast
 from kernels.activations import check_activation, slope
 from kernels.grouped_linear import reference
 from kernels.launch import can_multiply
+from kernels.operators import operator
 
 __all__ = ["grouped_linear"]
 
@@ -61,7 +62,7 @@ def _check_slices(offsets: Sequence[int], ins: Sequence[int], width: int) -> Non
             raise ValueError(f"slices overlap, or reach beyond the {width} columns: {slices}")
 
 
-@torch.library.custom_op("kernels::grouped_linear", mutates_args=())
+@operator("grouped_linear")
 def _forward(
     x: Tensor, weights: list[Tensor], biases: list[Tensor], offsets: list[int], activation: str
 ) -> Tensor:
@@ -79,7 +80,7 @@ def _(
     return x.new_empty(x.shape[0], sum(weight.shape[0] for weight in weights))
 
 
-@torch.library.custom_op("kernels::grouped_linear_backward", mutates_args=())
+@operator("grouped_linear_backward", differentiable=False)
 def _backward(
     grad: Tensor,
     x: Tensor,

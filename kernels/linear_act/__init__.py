@@ -11,6 +11,7 @@ from kernels import autocast
 from kernels.activations import check_activation
 from kernels.launch import can_launch, can_multiply
 from kernels.linear_act import reference
+from kernels.operators import operator
 
 __all__ = ["linear_act"]
 
@@ -39,7 +40,7 @@ def linear_act(
     return out if x.dim() == 2 else out.reshape(*x.shape[:-1], weight.shape[0])
 
 
-@torch.library.custom_op("kernels::linear_act", mutates_args=())
+@operator("linear_act")
 def _forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, save: bool
 ) -> tuple[Tensor, Tensor]:
@@ -63,7 +64,7 @@ def _(
     return out, torch.empty_like(out) if keeps else x.new_empty(0)
 
 
-@torch.library.custom_op("kernels::linear_act_backward", mutates_args=())
+@operator("linear_act_backward", differentiable=False)
 def _backward(grad: Tensor, saved: Tensor, activation: str) -> tuple[Tensor, Tensor]:
     if not grad.numel() or not can_launch(grad, saved):
         of_sum, of_bias = reference.backward(grad, saved, activation)

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import autocast
+from kernels.operators import operator
 from kernels.quantized_linear.reference import CODES, encode, grad_of_weight
 
 __all__ = ["CODES", "linear_saving_quantized"]
@@ -56,7 +57,7 @@ class _Linear(torch.autograd.Function):
         return of_x, of_weight, of_bias, None
 
 
-@torch.library.custom_op("kernels::grad_of_weight_from_quantized", mutates_args=())
+@operator("grad_of_weight_from_quantized", differentiable=False)
 def _grad_of_weight(grad: Tensor, codes: Tensor, scale: Tensor, storage: str) -> Tensor:
     return grad_of_weight(grad, codes, scale, storage)
 
