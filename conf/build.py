@@ -73,9 +73,40 @@ def _is_wanted(callback: Callback, trainer: DictConfig, has_logger: bool) -> boo
 
 
 def resume_path(cfg: DictConfig) -> Path | None:
-    """The checkpoint that `resume` names. Raises UserError naming the nearest if there is none."""
+    """The checkpoint that `resume` names.
+
+    Raises UserError naming the nearest if there is none, and if it is of a run with another model
+    or other data, saying what that run was started with.
+    """
     if cfg.resume is None:
         return None
+    found = _checkpoint(cfg)
+    _check_is_alike(cfg, found)
+    return found
+
+
+def _check_is_alike(cfg: DictConfig, checkpoint: Path) -> None:
+    saved = _settings_of(checkpoint, "config.yaml")
+    if saved is None:
+        return
+    theirs, ours = ([OmegaConf.to_container(c.model), c.data.get("_target_")] for c in (saved, cfg))
+    if theirs != ours:
+        given = " ".join(_settings_of(checkpoint, "overrides.yaml") or [])
+        raise UserError(
+            f"resume={cfg.resume}: {checkpoint} is of a run with another model or other data, "
+            f"started with: {given or 'no arguments'}; give the same, besides resume"
+        )
+
+
+def _settings_of(checkpoint: Path, file: str) -> Any:
+    """What Hydra wrote of the run that a checkpoint is of; None if that is not beside it."""
+    for folder in (checkpoint.parent, checkpoint.parent.parent):
+        if (folder / ".hydra" / file).is_file():
+            return OmegaConf.load(folder / ".hydra" / file)
+    return None
+
+
+def _checkpoint(cfg: DictConfig) -> Path:
     if cfg.resume == "last":
         runs = Path(cfg.paths.runs)
         found = last_good(*{file.parent for file in runs.rglob("*.ckpt")})

@@ -79,6 +79,8 @@ class Result:
 def recorded(folder: Path) -> Iterator[Result]:
     """Write the result of the block into `folder`, also when it raises; on rank 0 only."""
     result, began = Result(), time.monotonic()
+    if HydraConfig.initialized():
+        result.overrides = list(HydraConfig.get().overrides.task)
     try:
         yield result
     except BaseException as error:

@@ -302,14 +302,20 @@ def _check_options(inner: str, options: Mapping[str, Any]) -> None:
         nearest("inductor option", name, valid)
 
 
+_OPTIONS = tuple(inspect.signature(OptimusBackend).parameters)
+
+
 def optimus(
     module: GraphModule, inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None
 ) -> Compiled:
     """Entry point of `torch.compile(fn, backend="optimus", options={...})`.
 
     `options` are OptimusBackend's arguments. All graphs of one torch.compile share one backend,
-    kept on the object through which PyTorch calls this function.
+    kept on the object through which PyTorch calls this function. Raises ValueError for an unknown
+    option, naming the nearest ones.
     """
+    for name in options or {}:
+        nearest("option", name, _OPTIONS)
     frame = inspect.currentframe()
     caller = frame.f_back.f_locals.get("self") if frame is not None and frame.f_back else None
     if getattr(caller, "compiler_fn", None) is not optimus:  # a private name

@@ -12,12 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from optimus.figures import Gain, Phase, Window
+from optimus.pattern import GroupPattern
+from optimus.pipeline import PIPELINE
 from optimus.summary_page import page
 from optimus.takeover import Takeover
 
 FILE_STEM = "optimus_summary"
 FORMAT = 1
 MIB = 2**20
+FEW_WINDOWS = 3
+"""One window proves nothing: from so many on the gain is announced."""
 
 
 def window_metrics(takeover: Takeover, window: Window) -> dict[str, float]:
@@ -45,7 +49,8 @@ def window_metrics(takeover: Takeover, window: Window) -> dict[str, float]:
 
 
 def announcements(takeover: Takeover, told: set[str], measured: bool) -> list[str]:
-    """Lines to print once each: the pattern table at the take-over, and the first gain.
+    """Lines to print once each: the pattern table at the take-over, and the gain as soon as a few
+    windows agree on it.
 
     `measured` says whether there are new windows, so that nothing is worked out in other steps.
     """
@@ -54,8 +59,8 @@ def announcements(takeover: Takeover, told: set[str], measured: bool) -> list[st
         told.add("table")
         lines.append(_takeover_line(takeover))
     if measured and "gain" not in told and "table" in told:
-        found = takeover.gain()
-        if found.qps is not None:
+        windows = takeover.recorder.phases["optimised"].windows
+        if len(windows) >= FEW_WINDOWS and takeover.gain().qps is not None:
             told.add("gain")
             lines.append(gain_line(takeover))
     return lines
@@ -64,7 +69,22 @@ def announcements(takeover: Takeover, told: set[str], measured: bool) -> list[st
 def _takeover_line(takeover: Takeover) -> str:
     names = ", ".join(t.label for t in takeover.targets or ())
     table = takeover.report.table()
-    return f"the optimised graph runs from step {takeover.step - 1} on, in {names}\n{table}"
+    hint = "" if _has_something(takeover) else f"\n{NOTHING_FOUND}"
+    return f"the optimised graph runs from step {takeover.step - 1} on, in {names}\n{table}{hint}"
+
+
+NOTHING_FOUND = "no branches alike to merge and no detours to remove: expect little gain here"
+
+
+_FAMILIES = ("vertical", "kernels")
+
+
+def _has_something(takeover: Takeover) -> bool:
+    """Whether patterns that make a model faster have fired, or were not asked to."""
+    every = [p for phase in PIPELINE for p in phase.patterns]
+    faster = {p.name() for p in every if isinstance(p, GroupPattern) or p.family in _FAMILIES}
+    found = [p for g in takeover.report.graphs for p in g.patterns if p.name in faster]
+    return not found or any(p.fired for p in found)
 
 
 def gain_line(takeover: Takeover) -> str:

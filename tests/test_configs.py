@@ -11,7 +11,7 @@ import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
-from conf import checks, resolvers
+from conf import build, checks, resolvers
 from conf.checks import CONF, UserError, group_options
 from optimus.ablation import KINDS, cases
 from train import train
@@ -123,6 +123,24 @@ def test_every_option_composes_and_resolves(tmp_path: Path, group: str, name: st
     cfg = composed(tmp_path, f"{group}={name}", *given)
     OmegaConf.to_container(cfg, resolve=True)
     checks.check(cfg)
+
+
+def test_a_checkpoint_of_another_model_or_other_data_is_refused(tmp_path: Path) -> None:
+    checkpoint, hydra = tmp_path / "checkpoints" / "last.ckpt", tmp_path / ".hydra"
+    for folder in (checkpoint.parent, hydra):
+        folder.mkdir()
+    checkpoint.touch()
+    given = ["model=mmoe", "data.train_rows=10"]
+    OmegaConf.save(composed(tmp_path, *given), hydra / "config.yaml")
+    OmegaConf.save(given, hydra / "overrides.yaml")
+    resume = f"resume='{checkpoint}'"
+    with pytest.raises(UserError, match=r"started with: model=mmoe data\.train_rows=10; give the"):
+        build.resume_path(composed(tmp_path, resume))
+    with pytest.raises(UserError, match="another model"):
+        build.resume_path(composed(tmp_path, resume, "model=mmoe", "model.num_experts=2"))
+    # Longer training and other settings of it are what people resume for.
+    cfg = composed(tmp_path, resume, "model=mmoe", "data.train_rows=20", "trainer.max_epochs=9")
+    assert build.resume_path(cfg) == checkpoint
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -177,6 +177,14 @@ def test_the_table_the_gain_and_remarks_are_printed_once(
     assert "too few" not in printed
 
 
+@pytest.mark.parametrize(("target", "hints"), [("net", 0), ("net.top", 1)])
+def test_a_model_in_which_there_is_nothing_to_find_is_said_to_be_one(
+    target: str, hints: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer(tmp_path, optimus(target=target)).fit(Regressor(), loader(14))
+    assert capsys.readouterr().out.count("expect little gain") == hints
+
+
 @pytest.mark.parametrize("bar", [TQDMProgressBar, RichProgressBar])
 def test_both_progress_bars_show_qps_and_gain(tmp_path: Path, bar: Any) -> None:
     shown: dict[str, Any] = {}

@@ -56,3 +56,9 @@ def test_what_is_misspelt_is_refused_and_the_nearest_named(
 ) -> None:
     with pytest.raises(ValueError, match=named):
         optimus.compile(nn.Linear(2, 2), **arguments)
+
+
+def test_an_unknown_option_is_refused_with_the_nearest() -> None:
+    compiled = torch.compile(torch.relu, backend="optimus", options={"pattern": "all"})
+    with pytest.raises(Exception, match="unknown option 'pattern'; nearest valid: patterns"):
+        compiled(torch.ones(2))
