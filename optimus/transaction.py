@@ -163,7 +163,8 @@ class Check:
         return None
 
     def _is_read_by_writer(self, view: Node) -> bool:
-        return any(user in view.users for user in self._legality.writers(value_of(view)))
+        writers = [w for w in self._legality.writers(value_of(view)) if w in view.users]
+        return any(view not in self._legality.effects(writer).writes for writer in writers)
 
     def _itself(self, node: Node) -> list[Node]:
         """`node` and earlier ones that may hold the very same tensor: each the next one's argument,
@@ -199,17 +200,17 @@ class Check:
         return None
 
     def _is_seen(self, node: Node, but: Collection[Node] = ()) -> bool:
-        """Whether the caller may get the very tensor: it is returned, a call writes to it, which
-        returns what it wrote to, or one may give it back where it has nothing to do (flatten).
-        Calls in `but` do not count."""
+        """Whether the caller may get the very tensor: it is returned, or a call's result is that
+        gives it back, because it writes to it or because it has nothing to do (flatten). Calls in
+        `but` do not count."""
         end = self._graph.output_node()
-        return any(
-            user is end
-            or node in self._legality.effects(user).writes
-            or (_may_give_back(user, node) and self._is_seen(user))
-            for user in node.users
-            if user not in but
-        )
+        return any(user is end or self._is_given_back(node, user, but) for user in node.users)
+
+    def _is_given_back(self, node: Node, user: Node, but: Collection[Node]) -> bool:
+        if user in but:
+            return False
+        may = node in self._legality.effects(user).writes or _may_give_back(user, node)
+        return may and self._is_seen(user, but)
 
     def _work_objection(self, transaction: Transaction) -> str | None:
         """All work moves to one place: it must be pure and run under that place's state."""
