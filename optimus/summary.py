@@ -59,8 +59,9 @@ def announcements(takeover: Takeover, told: set[str], measured: bool) -> list[st
         told.add("table")
         lines.append(_takeover_line(takeover))
     if measured and "gain" not in told and "table" in told:
-        windows = takeover.recorder.phases["optimised"].windows
-        if len(windows) >= FEW_WINDOWS and takeover.gain().qps is not None:
+        phase = takeover.recorder.phases.get("optimised")
+        is_clear = phase is not None and len(phase.windows) >= FEW_WINDOWS
+        if is_clear and takeover.gain().qps is not None:
             told.add("gain")
             lines.append(gain_line(takeover))
     return lines
