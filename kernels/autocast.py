@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 Cast = Callable[[torch.dtype, tuple[Any, ...]], tuple[Any, ...]]
 NAMESPACE = "kernels"
-_library = torch.library.Library(NAMESPACE, "FRAGMENT")
+LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 
 
 def lower(dtype: torch.dtype, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -35,7 +35,7 @@ def register(name: str, cast: Cast = lower) -> None:
     The operator then sees no autocast, and every argument must be given in the schema's order.
     """
     for device, key in (("cuda", "AutocastCUDA"), ("cpu", "AutocastCPU")):
-        _library.impl(name, _under_autocast(name, device, cast), key)
+        LIBRARY.impl(name, _under_autocast(name, device, cast), key)
 
 
 def _under_autocast(name: str, device: str, cast: Cast) -> Callable[..., Any]:

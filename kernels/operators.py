@@ -11,12 +11,10 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
 
-from kernels.autocast import NAMESPACE
+from kernels.autocast import LIBRARY, NAMESPACE
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-_library = torch.library.Library(NAMESPACE, "FRAGMENT")
 
 
 class Operator(Generic[P, R]):
@@ -24,8 +22,8 @@ class Operator(Generic[P, R]):
 
     def __init__(self, name: str, function: Callable[P, R]) -> None:
         schema = torch.library.infer_schema(function, mutates_args=())
-        _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
-        _library.impl(name, function, "CompositeExplicitAutograd")
+        LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
+        LIBRARY.impl(name, function, "CompositeExplicitAutograd")
         self._name = f"{NAMESPACE}::{name}"
         self._call = getattr(getattr(torch.ops, NAMESPACE), name).default
 
@@ -35,7 +33,7 @@ class Operator(Generic[P, R]):
 
     def register_fake(self, function: Callable[P, R]) -> Callable[P, R]:
         """Say with `function` what the result looks like."""
-        torch.library.register_fake(self._name, function, lib=_library)
+        torch.library.register_fake(self._name, function, lib=LIBRARY)
         return function
 
     def register_autograd(
@@ -43,7 +41,7 @@ class Operator(Generic[P, R]):
     ) -> None:
         """As torch.library.register_autograd."""
         torch.library.register_autograd(
-            self._name, backward, setup_context=setup_context, lib=_library
+            self._name, backward, setup_context=setup_context, lib=LIBRARY
         )
 
 

@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Node
 
+from optimus.ops import target_name
+
 
 @dataclass(frozen=True)
 class Effects:
@@ -167,8 +169,7 @@ def turns_in_place(node: Node) -> bool:
     target = node.target
     if isinstance(target, torch._ops.OpOverload):
         return _is_tagged(target, torch.Tag.inplace_view)
-    name = target if isinstance(target, str) else getattr(target, "__name__", "")
-    return node.op.startswith("call") and _is_tagged(name, torch.Tag.inplace_view)
+    return node.op.startswith("call") and _is_tagged(target_name(target), torch.Tag.inplace_view)
 
 
 @cache

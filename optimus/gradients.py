@@ -19,6 +19,7 @@ from torch.fx import Graph, Node
 from optimus.editor import Editor, Refused
 from optimus.effects import effects_of
 from optimus.legality import Legality, memory_of, storages_of, value_of
+from optimus.ops import target_name
 from optimus.values import requires_grad
 
 
@@ -114,17 +115,13 @@ def _sources(node: Node, found: Set[Node], memory: Set[int]) -> list[Node]:
 
 @cache
 def _reads_one(target: Callable[..., Any] | str) -> bool:
-    return _name(target).endswith(("_as", "_like"))
+    return target_name(target).endswith(("_as", "_like"))
 
 
 @cache
 def _is_each_for_itself(target: Callable[..., Any] | str) -> bool:
-    name = _name(target)
+    name = target_name(target)
     return name.startswith("_foreach_") or name in _EACH_FOR_ITSELF
-
-
-def _name(target: Callable[..., Any] | str) -> str:
-    return target if isinstance(target, str) else getattr(target, "__name__", "")
 
 
 _EACH_FOR_ITSELF = ("broadcast_tensors", "atleast_1d", "atleast_2d", "atleast_3d", "meshgrid")

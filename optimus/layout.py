@@ -20,7 +20,7 @@ from optimus.axes import spell
 from optimus.editor import Editor, Refused
 from optimus.facts import changed
 from optimus.legality import storages_of, tensor_of, value_of
-from optimus.ops import op_of
+from optimus.ops import op_of, target_name
 from optimus.values import Unknown, is_fresh, is_positive, same_size, same_strides, same_type
 
 
@@ -111,8 +111,7 @@ def _minds_order(node: Node) -> bool:
     """Whether the result is laid out by the order in memory of the inputs' dimensions, and its fake
     value does not say so."""
     if node.target is not operator.getitem:
-        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-        return name in _ORDER_READERS
+        return target_name(node.target) in _ORDER_READERS
     indices: list[Node] = []
     torch.fx.map_arg(node.args[1], indices.append)
     return any(tensor_of(index) is not None for index in indices)

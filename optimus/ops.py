@@ -88,8 +88,13 @@ def out_of_place(node: Node) -> tuple[Op, dict[str, Any]] | None:
     return (spelling.op, values) if spelling is not None and values is not None else None
 
 
+def target_name(target: Target) -> str:
+    """The name of a method, or of a function; empty for what has none."""
+    return target if isinstance(target, str) else getattr(target, "__name__", "")
+
+
 def _without_underscore(target: Target) -> Spelling | None:
-    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    name = target_name(target)
     if not name.endswith("_") or name.endswith("__"):
         return None
     return SPELLINGS.get(name[:-1])  # a method's parameters are those of torch's function

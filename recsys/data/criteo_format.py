@@ -12,7 +12,14 @@ NUM_SPARSE = 26
 
 # TorchRec's names.
 DENSE_NAMES = tuple(f"int_{i}" for i in range(NUM_DENSE))
-SPARSE_NAMES = tuple(f"cat_{i}" for i in range(NUM_SPARSE))
+
+
+def sparse_names(count: int) -> tuple[str, ...]:
+    """Names of the first `count` sparse features, Criteo's or more."""
+    return tuple(f"cat_{i}" for i in range(count))
+
+
+SPARSE_NAMES = sparse_names(NUM_SPARSE)
 
 # Distinct values of each categorical column of the Kaggle data set.
 KAGGLE_CARDINALITIES = (

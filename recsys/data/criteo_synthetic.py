@@ -18,6 +18,7 @@ from recsys.data.criteo_format import (
     MLPERF_HOTNESS,
     NUM_SPARSE,
     repeated,
+    sparse_names,
 )
 from recsys.data.datamodule import SPLITS, RecDataModule
 from recsys.data.plan import Rows
@@ -83,7 +84,7 @@ class CriteoSynthetic(RecDataModule):
 
     @property
     def _names(self) -> tuple[str, ...]:
-        return tuple(f"cat_{i}" for i in range(len(self._cardinalities)))
+        return sparse_names(len(self._cardinalities))
 
     def setup(self, stage: str | None = None) -> None:
         """Make the rows if they are to be in memory; say what the best possible scores are."""
