@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from optimus import summary
 from optimus.capture import Capture
 from optimus.explain import write_explanations
-from optimus.figures import Window
 from optimus.gradient_readers import optimizers_for_packs
 from optimus.lightnings import accepted_by_both, plain_class
+from optimus.logbook import Logbook, say
 from optimus.lookup import report
 from optimus.run_graphs import graphs_for
 from optimus.settings import Baseline, CudaGraphs, Settings
@@ -79,11 +79,13 @@ class OptimusCallback(Callback):
         summary_dir: Where optimus_summary.json and .html are written at the end; by default the
             logger's folder, else `default_root_dir`.
 
-    Logs, at the end of a window and at most every `log_every_n_steps`: `qps` (samples a second over
-    all ranks), `qps_p10`, `qps_p50` and `qps_p90` (of the single steps in the window),
-    `optimus/qps_gain` and `optimus/peak_memory_gain` (fractions of the baseline; more is better for
-    both), peak memory in MiB, kernels a step, recompiles, and compile seconds. A figure that could
-    not be measured is not logged.
+    Logs, at the end of a window, at most every `log_every_n_steps` and once more when an epoch
+    ends: of that window `qps` (samples a second over all ranks), `qps_p10`, `qps_p50` and `qps_p90`
+    (of the single steps in it) and peak memory in MiB; over all windows of the phase so far
+    `optimus/qps` (their median), `optimus/qps_gain` and `optimus/peak_memory_gain` (against the
+    baseline's medians, as fractions; more is better for both), kernels a step, recompiles, and
+    compile seconds. The last gain logged is the one that the summary has. A figure that could not
+    be measured is not logged.
 
     Raises ValueError for anything that is misspelt, before training begins.
     """
@@ -140,8 +142,7 @@ class OptimusCallback(Callback):
         self._saved: dict[str, Any] = {}
         self._stage = ""
         self._directory: Path | None = None
-        self._told: set[str] = set()
-        self._logged_step = 0
+        self._logbook: Logbook | None = None
 
     # ---- what came of it -------------------------------------------------------------------------
 
@@ -176,7 +177,7 @@ class OptimusCallback(Callback):
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Pickled and copied as what it was asked for, without what a run has made."""
-        fresh = {"_takeover": None, "_saved": self.state_dict()}
+        fresh = {"_takeover": None, "_logbook": None, "_saved": self.state_dict()}
         return _blank, (plain_class(type(self)),), self.__dict__ | fresh
 
     # ---- fit -------------------------------------------------------------------------------------
@@ -209,6 +210,7 @@ class OptimusCallback(Callback):
     ) -> None:
         """Put the step's phase in place."""
         self._begin(trainer, pl_module).begin_step()
+        self._book.begin_step(trainer)
 
     @_never_stops_training
     def on_train_batch_end(
@@ -217,14 +219,14 @@ class OptimusCallback(Callback):
         """Measure the step and log what there is to log."""
         takeover = self._begin(trainer, pl_module)
         windows = takeover.end_step(batch)
-        if windows and self._due(trainer, takeover):
-            self._log(trainer, pl_module, windows[-1])
-        self._tell(trainer, bool(windows))
+        self._book.end_step(trainer, pl_module, windows)
 
+    @_never_stops_training
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The time between two epochs is no training step's."""
+        """Log the figures as they stand; the time between two epochs is no training step's."""
         if self._takeover is not None:
             self._takeover.interrupt()
+            self._book.end_epoch(trainer, self._takeover.read())
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -235,15 +237,16 @@ class OptimusCallback(Callback):
 
     @_never_stops_training
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log what the device had not finished before."""
-        for window in self._takeover.finish() if self._takeover is not None else ():
-            self._to_loggers(trainer, self._metrics(window))
+        """Log what was not read before."""
+        if self._takeover is not None:
+            self._book.end_epoch(trainer, self._takeover.finish())
 
     @_never_stops_training
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Say what it gained, and write the summary."""
-        self._tell(trainer, True)
-        trainer.print(f"Optimus: {summary.gain_line(self._begin(trainer, pl_module))}")
+        takeover = self._begin(trainer, pl_module)
+        self._book.tell(trainer, True)
+        say(trainer, summary.gain_line(takeover))
         self._write(trainer, "finished")
 
     @_never_stops_training
@@ -314,6 +317,11 @@ class OptimusCallback(Callback):
         if self._takeover is not None:
             self._takeover.abandon(error)
 
+    @property
+    def _book(self) -> Logbook:
+        assert self._logbook is not None, "made with the takeover"
+        return self._logbook
+
     def _begin(self, trainer: Trainer, pl_module: LightningModule) -> Takeover:
         """The takeover of this model, begun on first use."""
         if self._takeover is not None and self._takeover.root is pl_module:
@@ -332,48 +340,8 @@ class OptimusCallback(Callback):
             optimizers=lambda: optimizers_for_packs(trainer, pl_module, others),
             graphs=lambda: graphs_for(self.settings, trainer, pl_module, self.capture),
         )
-        self._told = set(saved.get("notes", ()))
-        self._logged_step = self._takeover.step
+        self._logbook = Logbook(self._takeover, saved.get("notes", ()))
         return self._takeover
-
-    def _due(self, trainer: Trainer, takeover: Takeover) -> bool:
-        """Whether to log: logging more often than asked for may cost more than a step."""
-        every = getattr(trainer, "log_every_n_steps", 50)
-        since = takeover.step - self._logged_step
-        due = since >= every or self._logged_step <= takeover.takeover_step
-        if due:
-            self._logged_step = takeover.step
-        return due
-
-    def _metrics(self, window: Window) -> dict[str, float]:
-        assert self._takeover is not None
-        return summary.window_metrics(self._takeover, window)
-
-    def _log(self, trainer: Trainer, pl_module: LightningModule, window: Window) -> None:
-        """To the loggers at once, and to the progress bar and `callback_metrics`."""
-        metrics = self._metrics(window)
-        self._to_loggers(trainer, metrics)
-        for name, value in metrics.items():
-            on_bar = name in ("qps", "optimus/qps_gain")
-            pl_module.log(name, value, prog_bar=on_bar, logger=False, on_step=True, batch_size=1)
-
-    def _to_loggers(self, trainer: Trainer, metrics: dict[str, float]) -> None:
-        # Lightning's own step for metrics; a private name, so with a public one to fall back on.
-        step = getattr(trainer.fit_loop.epoch_loop, "_batches_that_stepped", trainer.global_step)
-        for logger in trainer.loggers:
-            logger.log_metrics(metrics, step=step)
-
-    def _tell(self, trainer: Trainer, measured: bool) -> None:
-        """Print what is new: the pattern table at the take-over, the gain, and remarks."""
-        takeover = self._takeover
-        if takeover is None:
-            return
-        lines = summary.announcements(takeover, self._told, measured)
-        if measured or lines or any(note not in self._told for note in takeover.notes):
-            lines += [r for r in takeover.remarks() if r not in self._told]
-            self._told.update(takeover.remarks())
-        for line in lines:
-            trainer.print(f"Optimus: {line}")
 
     def _write(self, trainer: Trainer, status: str) -> None:
         """Write the summary files on rank 0; a full disk is worth a warning only."""
@@ -382,9 +350,9 @@ class OptimusCallback(Callback):
             return
         try:
             page = summary.write(self.summary(status), self._directory)
-            trainer.print(f"Optimus: summary in {page}")
+            say(trainer, f"summary in {page}")
             for file in write_explanations(report(self), self._directory):
-                trainer.print(f"Optimus: explained in {file}")
+                say(trainer, f"explained in {file}")
         except OSError as error:
             warnings.warn(f"Optimus could not write its summary: {error}", stacklevel=2)
 

@@ -78,9 +78,13 @@ class Recorder:
         if self._open is not None:
             self._open.meter.interrupt()
 
+    def read(self) -> list[Window]:
+        """The full windows not read before, once the device has finished them."""
+        return self._safely(self._read, True) or []
+
     def finish(self) -> list[Window]:
         """End the open phase; the windows not read before."""
-        windows = self._safely(self._read, True) or []
+        windows = self.read()
         self._open = None
         return windows
 

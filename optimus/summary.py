@@ -25,12 +25,16 @@ FEW_WINDOWS = 3
 
 
 def window_metrics(takeover: Takeover, window: Window) -> dict[str, float]:
-    """The metrics of a new window, by the name they are logged under; only what was measured."""
+    """The metrics of a new window, by the name they are logged under; only what was measured.
+
+    `optimus/qps` and the gains are of all windows so far, `qps` and its percentiles of this one.
+    """
     phase = takeover.recorder.phases[takeover.phase_at(window.first_step)]
     found = takeover.gain() if phase.name == "optimised" else None
     p10, p50, p90 = window.step_rates
     samples = phase.unit == "samples/s"
     figures: dict[str, float | None] = {
+        "optimus/qps": phase.rate() if samples else None,
         "qps": window.rate if samples else None,
         "qps_p10": p10 if samples else None,
         "qps_p50": p50 if samples else None,
@@ -48,13 +52,32 @@ def window_metrics(takeover: Takeover, window: Window) -> dict[str, float]:
     return {name: float(value) for name, value in figures.items() if value is not None}
 
 
+def compiling(takeover: Takeover, told: set[str]) -> list[str]:
+    """A line before the first step of each phase that compiles, which may take minutes."""
+    compiled, phase = takeover.compiled, takeover.phase_at(takeover.step - 1)
+    if compiled is None or compiled.graphs or not compiled.targets:
+        return []
+    if f"compiling {phase}" in told:
+        return []
+    told.add(f"compiling {phase}")
+    names, settings = _names(takeover), takeover.settings
+    if phase == "baseline":
+        return [f"compiling {names} for the baseline, {settings.runs(phase)} ..."]
+    what = "compiling" if settings.selects_nothing else "rewriting and compiling"
+    return [f"{what} {names} ..."]
+
+
 def announcements(takeover: Takeover, told: set[str], measured: bool) -> list[str]:
-    """Lines to print once each: the pattern table at the take-over, and the gain as soon as a few
-    windows agree on it.
+    """Lines to print once each: what compiling the baseline took, the pattern table at the
+    take-over, and the gain as soon as there are a few windows of it.
 
     `measured` says whether there are new windows, so that nothing is worked out in other steps.
     """
     lines: list[str] = []
+    compiled, begun = takeover.compiled, "compiling baseline" in told
+    if begun and "compiled baseline" not in told and compiled is not None and compiled.graphs:
+        told.add("compiled baseline")
+        lines.append(f"the baseline is compiled, in {compiled.compile_seconds:.1f} s")
     if "table" not in told and takeover.report.graphs:
         told.add("table")
         lines.append(_takeover_line(takeover))
@@ -68,10 +91,18 @@ def announcements(takeover: Takeover, told: set[str], measured: bool) -> list[st
 
 
 def _takeover_line(takeover: Takeover) -> str:
-    names = ", ".join(t.label for t in takeover.targets or ())
     table = takeover.report.table()
     hint = "" if _has_something(takeover) else f"\n{NOTHING_FOUND}"
-    return f"the optimised graph runs from step {takeover.step - 1} on, in {names}\n{table}{hint}"
+    compiled = takeover.compiled
+    took = f", compiled in {compiled.compile_seconds:.1f} s" if compiled is not None else ""
+    return (
+        f"the optimised graph runs from step {takeover.step - 1} on, in {_names(takeover)}{took}\n"
+        f"{table}{hint}"
+    )
+
+
+def _names(takeover: Takeover) -> str:
+    return ", ".join(t.label for t in takeover.targets or ())
 
 
 NOTHING_FOUND = "no branches alike to merge and no detours to remove: expect little gain here"

@@ -90,6 +90,11 @@ class Takeover:
         return "baseline" if step < self.takeover_step else "optimised"
 
     @property
+    def compiled(self) -> CompiledTargets | None:
+        """What is in place of the model's own calls now; None if nothing is."""
+        return self._compiled[self._installed] if self._installed else None
+
+    @property
     def report(self) -> Report:
         """What the patterns did to the graphs compiled so far."""
         compiled = self._compiled.get("optimised")
@@ -120,6 +125,10 @@ class Takeover:
         if self._graphs.graphs is not None:
             self._graphs.graphs.end_step()
         return self.recorder.end_step(self.step - 1, batch)
+
+    def read(self) -> list[Window]:
+        """The full windows not read before, once the device has finished them."""
+        return self.recorder.read()
 
     def finish(self) -> list[Window]:
         """Take everything out of the model; the windows not read before."""

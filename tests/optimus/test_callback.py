@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import pickle
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,61 @@ def test_figures_are_of_warm_steps_and_logged_once_a_window(tmp_path: Path) -> N
     assert {"qps", "optimus/qps_gain", "loss"} <= fit.callback_metrics.keys()
     low, middle, high = (logged(tmp_path, f"qps_{p}")[0] for p in ("p10", "p50", "p90"))
     assert low <= middle <= high
+
+
+@pytest.mark.parametrize("every", [1, 1000])
+def test_one_gain_is_one_number_wherever_it_is_told(
+    every: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class AtTheEnd(pl.Callback):
+        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+            shown.update(trainer.progress_bar_callback.get_metrics(trainer, pl_module))
+
+    shown: dict[str, Any] = {}
+    callback = optimus()
+    bars = (callback, TQDMProgressBar(), AtTheEnd())
+    fit = trainer(tmp_path, *bars, enable_progress_bar=True, log_every_n_steps=every)
+    fit.fit(Regressor(), loader(40))
+    found = callback.summary()
+    gain, memory = found["gain"]["qps"], found["gain"]["peak_memory"]
+    assert len(found["phases"]["optimised"]["windows"]) > 5
+    assert logged(tmp_path, "optimus/qps_gain")[-1] == pytest.approx(gain)
+    assert logged(tmp_path, "optimus/peak_memory_gain")[-1] == pytest.approx(memory)
+    assert fit.callback_metrics["optimus/qps_gain"].item() == pytest.approx(gain)
+    assert fit.callback_metrics["optimus/peak_memory_gain"].item() == pytest.approx(memory)
+    rate = found["phases"]["optimised"]["rate"]
+    assert fit.callback_metrics["optimus/qps"].item() == pytest.approx(rate)
+    assert shown["optimus/qps_gain"] == pytest.approx(gain, abs=1e-3)
+    assert f"{gain:+.1%}" in capsys.readouterr().out.splitlines()[-2]
+
+
+def test_what_compiles_is_said_before_it_does_and_how_long_it_took(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer(tmp_path, optimus(target="net")).fit(Regressor(), loader(24))
+    said = [line for line in capsys.readouterr().out.splitlines() if "compil" in line]
+    assert said[0] == "Optimus: compiling net for the baseline, torch.compile (eager) ..."
+    assert re.fullmatch(r"Optimus: the baseline is compiled, in \d+\.\d s", said[1])
+    assert said[2] == "Optimus: rewriting and compiling net ..."
+    taken = r"Optimus: the optimised graph runs from step 10 on, in net, compiled in \d+\.\d s"
+    assert re.fullmatch(taken, said[3])
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"baseline": "eager"}, "rewriting and compiling net ..."),
+        ({"patterns": "none"}, "compiling net ..."),
+    ],
+)
+def test_only_what_compiles_is_said_to(
+    given: dict[str, Any], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer(tmp_path, optimus(target="net", **given)).fit(Regressor(), loader(14))
+    said = capsys.readouterr().out
+    assert said.count("compiling net") == 1
+    assert f"Optimus: {line}" in said
+    assert "the baseline is compiled" not in said
 
 
 def test_compile_time_is_kept_apart(tmp_path: Path) -> None:
