@@ -34,6 +34,7 @@ from torch.fx import Node
 from kernels.tuning import cache_folder
 from optimus.legality import tensor_of
 from optimus.pattern import Miss
+from optimus.records import NOT_FASTER, UNMEASURED
 
 GATES = ("measure", "always", "never")
 """What a kernel pattern's knob `gate` may be."""
@@ -76,11 +77,11 @@ def verdict(
 def judge(times: Times | str) -> Miss | None:
     """The verdict on what `measure` found: the kernel has to win in both ways of running."""
     if isinstance(times, str):
-        return Miss(f"the kernel cannot be measured: {times}")
+        return Miss(f"{UNMEASURED}: {times}")
     if all(ours < plain for ours, plain in times):
         return None
     each = [f"{ours:.4f} ms against {plain:.4f} ms of torch.compile" for ours, plain in times]
-    return Miss(f"no faster here: {each[0]}, in a CUDA graph {each[1]}")
+    return Miss(f"{NOT_FASTER}: {each[0]}, in a CUDA graph {each[1]}")
 
 
 def times_of(forms: Forms, how: tuple[str | int | bool, ...], specs: Sequence[Spec]) -> Times | str:

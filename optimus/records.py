@@ -6,7 +6,7 @@ from these records; patterns themselves never count or log.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -14,6 +14,9 @@ OWN, ALONE, APART, REFUSED = range(4)
 """How far a miss got. A condition of the pattern's own did not hold; nothing else is like it; other
 nodes are, but do not lie beside it; there was a match, but the engine could not show that it is
 safe."""
+
+NOT_FASTER, UNMEASURED = "no faster here", "the kernel cannot be measured"
+"""How the reason of a miss begins where a measurement decided, and where none could be made."""
 
 
 @dataclass
@@ -35,6 +38,11 @@ class MissRecord:
         """Count one more anchor that missed for this reason."""
         self.count += 1
         self.reached = max(self.reached, reached)
+
+    @property
+    def measured(self) -> bool:
+        """Whether everything held but the gain, which was measured, or was to be."""
+        return self.reason.startswith((NOT_FASTER, UNMEASURED))
 
     @property
     def where(self) -> str:
@@ -66,6 +74,11 @@ class PatternReport:
         if record is None:
             record = self.misses[reason] = MissRecord(reason, 0, example, source)
         record.again(reached)
+
+    @property
+    def worth_a_row(self) -> bool:
+        """Whether it did something, or would have but for a measurement or another pattern."""
+        return bool(self.fired or self.lacks or any(m.measured for m in self.misses.values()))
 
     def sorted_misses(self) -> list[MissRecord]:
         """The nearest miss first: those that got furthest, and of these the rarest."""
@@ -157,13 +170,20 @@ class Report:
         """Plain data for JSON."""
         return {"graphs": [asdict(g) for g in self.graphs]}
 
-    def table(self) -> str:
-        """A text table with one row a pattern that saw at least one anchor."""
-        rows = [_HEADER, *(_row(p) for p in self.totals() if p.anchors or p.fired or p.lacks)]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADER) - 1)]
-        lines = [_line(row, widths) for row in rows]
-        notes = [note for graph in self.graphs for note in _notes(graph)]
-        return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:], *notes])
+    def table(self, elsewhere: str = "print the report, or compile with explain=NAME") -> str:
+        """The short form: a row for each pattern that fired, then for each that a measurement or a
+        missing pattern kept from it, what is left out, and how many there are besides.
+
+        `elsewhere`: where to read of the others.
+        """
+        totals = self.totals()
+        shown = sorted((p for p in totals if p.worth_a_row), key=lambda p: not p.fired)
+        lines = _table(shown) if shown else []
+        lines += [note for graph in self.graphs for note in _notes(graph)]
+        if others := len(totals) - len(shown):
+            more = f"{others} {'more ' if shown else ''}pattern{'s' if others > 1 else ''}"
+            lines.append(f"{more} fired nowhere: {elsewhere}")
+        return "\n".join(lines)
 
     def _patterns(self) -> Iterator[PatternReport]:
         return (p for g in self.graphs for p in g.patterns)
@@ -227,8 +247,15 @@ def _add(total: PatternReport, part: PatternReport) -> None:
     total.lacks = () if total.fired else tuple(dict.fromkeys((*total.lacks, *part.lacks)))
 
 
+def _table(patterns: Sequence[PatternReport]) -> list[str]:
+    rows = [_HEADER, *map(_row, patterns)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADER) - 1)]
+    lines = [_line(row, widths) for row in rows]
+    return [lines[0], "-" * len(lines[0]), *lines[1:]]
+
+
 def _row(pattern: PatternReport) -> tuple[str, ...]:
-    misses = sorted(pattern.misses.values(), key=lambda m: -m.count)
+    misses = sorted(pattern.misses.values(), key=lambda m: (not m.measured, -m.count))
     reasons = [f"{m.reason} ({m.count})" for m in misses[:3]]
     return (
         pattern.name,

@@ -91,7 +91,7 @@ def announcements(takeover: Takeover, told: set[str], measured: bool) -> list[st
 
 
 def _takeover_line(takeover: Takeover) -> str:
-    table = takeover.report.table()
+    table = takeover.report.table(f"see {FILE_STEM}.html, or explain=NAME for one in full")
     hint = "" if _has_something(takeover) else f"\n{NOTHING_FOUND}"
     compiled = takeover.compiled
     took = f", compiled in {compiled.compile_seconds:.1f} s" if compiled is not None else ""

@@ -187,17 +187,23 @@ def _patterns(patterns: Sequence[Mapping[str, Any]]) -> str:
             _number(p["fired"]),
             f"{p['nodes_after'] - p['nodes_before']:+d}",
             _number(p["seconds"], ".3f"),
-            "; ".join(f"{m['reason']} ({m['count']})" for m in _by_count(p["misses"])),
+            "; ".join([*_needs(p), *(f"{m['reason']} ({m['count']})" for m in _by_count(p))]),
         ]
         for p in patterns
-        if p["anchors"] or p["fired"]
+        if p["anchors"] or p["fired"] or p["lacks"]
     ]
     head = ["pattern", "family", "anchors", "fired", "nodes", "seconds", "missed because"]
-    return _table(head, rows, numbers_from=2, numbers_to=6)
+    idle = [p["name"] for p in patterns if not (p["anchors"] or p["fired"] or p["lacks"])]
+    note = f"nothing to look at for: {', '.join(idle)}" if idle else ""
+    return _table(head, rows, numbers_from=2, numbers_to=6) + _paragraphs([note])
 
 
-def _by_count(misses: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return sorted(misses.values(), key=lambda m: -m["count"])
+def _needs(pattern: Mapping[str, Any]) -> list[str]:
+    return [f"needs {', '.join(pattern['lacks'])}, not selected"] if pattern["lacks"] else []
+
+
+def _by_count(pattern: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return sorted(pattern["misses"].values(), key=lambda m: -m["count"])
 
 
 def _graphs(graphs: Sequence[Mapping[str, Any]]) -> str:

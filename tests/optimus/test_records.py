@@ -8,6 +8,7 @@ import pytest
 
 from optimus.records import (
     ALONE,
+    NOT_FASTER,
     OWN,
     REFUSED,
     Explanation,
@@ -57,6 +58,36 @@ def test_what_is_left_out_is_said() -> None:
         assert "one is left out, it changed the result: output 0" in text
         assert "two is left out, it broke the graph: KeyError" in text
     assert graph.left_out == ("two", "one")
+
+
+def named(name: str, fired: int = 0, **more: object) -> PatternReport:
+    return PatternReport(name, "kernels", anchors=2, fired=fired, **more)  # type: ignore[arg-type]
+
+
+def test_the_short_form_has_what_fired_first_and_counts_what_did_not() -> None:
+    gated = named("gated")
+    for reason in ("wrong shape", "wrong type", "too wide", f"{NOT_FASTER}: 2 ms against 1 ms"):
+        for _ in range(1 if reason.startswith(NOT_FASTER) else 5):
+            gated.miss(reason)
+    patterns = [named("idle"), gated, named("first", 3), record(), named("last", 1)]
+    patterns += [named("lacking", lacks=("another",))]
+    graph = GraphReport(0, patterns=patterns, dropped={"wrong": "output 0"})
+    _, _, *lines = Report([graph]).table("look there").splitlines()
+    assert [line.split()[0] for line in lines[:4]] == ["first", "last", "gated", "lacking"]
+    assert f"{NOT_FASTER}: 2 ms against 1 ms (1); wrong shape (5)" in lines[2]
+    assert "needs another, not selected" in lines[3]
+    assert lines[4:] == [
+        "graph 0: wrong is left out, it changed the result: output 0",
+        "2 more patterns fired nowhere: look there",
+    ]
+
+
+def test_the_short_form_of_little() -> None:
+    only_idle = Report([GraphReport(0, patterns=[named("idle")])])
+    assert only_idle.table("look there") == "1 pattern fired nowhere: look there"
+    everything = Report([GraphReport(0, patterns=[named("first", 3)])]).table()
+    assert "fired nowhere" not in everything
+    assert Report([GraphReport(0)]).table() == ""
 
 
 def test_totals_over_graphs() -> None:

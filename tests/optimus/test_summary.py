@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from optimus import summary
 from optimus.charts import Bar, Series, bars, short, ticks, timeline
 from optimus.figures import Gain, Phase, Window
+from optimus.records import PatternReport
 from optimus.settings import PhaseName, Settings
 from optimus.summary_page import page
 from optimus.takeover import Takeover
@@ -68,6 +70,16 @@ def test_the_page_is_whole_and_well_formed() -> None:
     assert html.count("<svg") == 3
     for text in ("+63.0%", "1.63k samples/s", "Optimus (all)", ">50<", ">9<", "take-over"):
         assert text in html, text
+
+
+def test_the_page_has_every_pattern_with_its_reasons() -> None:
+    collected = summary.collect(takeover(), "finished")
+    missed = PatternReport("missed", "vertical", anchors=2, lacks=("another",))
+    missed.miss("wrong shape")
+    collected["patterns"] = [asdict(missed), asdict(PatternReport("idle", "vertical"))]
+    html = page(collected)
+    assert "needs another, not selected; wrong shape (1)" in html
+    assert "Nothing to look at for: idle." in html
 
 
 def test_what_users_name_cannot_break_the_page() -> None:
