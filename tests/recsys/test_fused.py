@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import fbgemm_gpu
 import pytest
 import torch
 from lightning.pytorch import seed_everything
@@ -28,6 +29,15 @@ SCHEMA = Schema(
     (),
     tuple(SparseFeature(f"f{i}", 20 + i, "mean" if i % 3 == 1 else "sum") for i in range(7)),
 )
+
+
+def test_fbgemm_does_not_warn_once_a_library_of_its_own_incomplete_table(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fbgemm_gpu._load_library("fbgemm_gpu_config.so", "99.0.0")
+    assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
+    logging.warning("something else")
+    assert [r.message for r in caplog.records if r.levelno >= logging.WARNING] == ["something else"]
 
 
 def make_arch(device: str = "cpu", dim: int = 8) -> SparseArch:
