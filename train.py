@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
+
+if __name__ == "__main__" and "torch" not in sys.modules and not int(os.getenv("LOCAL_RANK", "0")):
+    # The imports take seconds, on some machines half a minute.
+    print("Optimus: loading PyTorch, TorchRec and Lightning ...", file=sys.stderr, flush=True)
 
 import hydra
 from hydra.errors import HydraException

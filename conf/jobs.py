@@ -28,6 +28,9 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+from conf import transcript
 
 RESULT = "result.json"
 
@@ -77,14 +80,22 @@ class Result:
 
 @contextlib.contextmanager
 def recorded(folder: Path) -> Iterator[Result]:
-    """Write the result of the block into `folder`, also when it raises; on rank 0 only."""
+    """Write the result of the block into `folder`, also when it raises; on rank 0 only.
+
+    What is said in the block goes to Hydra's log file, too. A block that SIGTERM ended
+    raises SystemExit with the exit status that shells give for it, where Lightning's would be 0.
+    """
     result, began = Result(), time.monotonic()
+    transcript.begin()
     if HydraConfig.initialized():
         result.overrides = list(HydraConfig.get().overrides.task)
     try:
         yield result
     except BaseException as error:
         result.error = describe(error)
+        transcript.stopped(result.error)
+        if isinstance(error, SIGTERMException):
+            raise SystemExit(128 + signal.SIGTERM) from error
         raise
     finally:
         result.seconds = round(time.monotonic() - began, 3)
@@ -97,9 +108,18 @@ def recorded(folder: Path) -> Iterator[Result]:
 def describe(error: BaseException) -> str:
     """One line for a table: the kind of error, unless it speaks for itself, and its first line."""
     lines = str(error).strip().splitlines()
+    if signal_name := _interrupted_by(error):
+        return f"interrupted by {signal_name}"
     if isinstance(error, SystemExit):
         return lines[0] if isinstance(error.code, str) and lines else f"exit status {error.code}"
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _interrupted_by(error: BaseException) -> str:
+    """The signal that ended the run, where one did: Lightning makes exits of both."""
+    if isinstance(error, KeyboardInterrupt) or isinstance(error.__context__, KeyboardInterrupt):
+        return signal.SIGINT.name
+    return signal.SIGTERM.name if isinstance(error, SIGTERMException) else ""
 
 
 def in_multirun() -> bool:

@@ -22,6 +22,7 @@ SAID = logging.getLogger("optimus.said")
 """What is printed, for whoever wants it in a file: attach a handler."""
 SAID.setLevel(logging.INFO)
 SAID.propagate = False  # it is on the console already
+SAID.addHandler(logging.NullHandler())
 
 
 def say(trainer: Trainer, line: str) -> None:

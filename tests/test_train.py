@@ -76,12 +76,17 @@ def last_line(done: subprocess.CompletedProcess[str]) -> str:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run from start to end, started as users do."""
+def started(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+    """A run from start to end, started as users do, and what it said on both streams."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     done = run(folder, forked=False)
     assert done.returncode == 0, done.stderr
-    return folder
+    return folder, done.stdout, done.stderr
+
+
+@pytest.fixture(scope="module")
+def whole(started: tuple[Path, str, str]) -> Path:
+    return started[0]
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +128,19 @@ def test_the_log_has_the_gain(whole: Path) -> None:
     assert gains[-1] == pytest.approx(summary["gain"]["qps"])
     assert result(whole)["metrics"]["optimus/qps_gain"] == pytest.approx(summary["gain"]["qps"])
     assert result(whole)["metrics"]["optimus/qps"] == pytest.approx(now)
+
+
+def test_the_log_file_has_what_the_console_has(started: tuple[Path, str, str]) -> None:
+    folder, out, errors = started
+    kept = (folder / "train.log").read_text()
+    assert errors.startswith("Optimus: loading PyTorch")
+    for line, shown in (
+        ("Optimus: the optimised graph runs from step 12 on", out),
+        ("Optimus: summary in ", out),
+        ("`Trainer.fit` stopped: `max_epochs=1` reached", errors),
+    ):
+        assert kept.count(line) == shown.count(line) == 1, line
+    assert "][INFO] - Optimus:" not in out
 
 
 def test_optimus_changes_no_result(whole: Path, plain: Path) -> None:

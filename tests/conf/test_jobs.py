@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import sys
 from pathlib import Path
 
 import pytest
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from conf.jobs import Result, describe, recorded
 from tests import processes
@@ -102,8 +104,22 @@ def test_an_error_is_recorded_and_goes_on(tmp_path: Path) -> None:
         raise KeyboardInterrupt
     read = Result.read(tmp_path)
     assert read is not None
-    assert read.error == "KeyboardInterrupt"
+    assert read.error == "interrupted by SIGINT"
     assert math.isnan(read.metric("test/auc"))
+
+
+def test_signals_are_named_whatever_lightning_makes_of_them(tmp_path: Path) -> None:
+    exit_after = SystemExit(1)
+    exit_after.__context__ = KeyboardInterrupt()
+    with pytest.raises(SystemExit) as ended, recorded(tmp_path):
+        raise exit_after
+    read = Result.read(tmp_path)
+    assert read is not None and read.error == "interrupted by SIGINT" and ended.value.code == 1
+    with pytest.raises(SystemExit) as ended, recorded(tmp_path):
+        raise SIGTERMException
+    read = Result.read(tmp_path)
+    assert read is not None and read.error == "interrupted by SIGTERM"
+    assert ended.value.code == 128 + signal.SIGTERM
 
 
 def test_describe_is_one_line() -> None:
