@@ -31,8 +31,25 @@ def written(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def only_one(path: Path) -> Iterator[None]:
-    """Hold a lock on `path`; others wait. A process loses it when it ends, however it ends."""
+    """Hold a lock on `path`; others wait. A process loses it when it ends, however it ends.
+
+    The file is gone afterwards, unless the process was killed: then the next one removes it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    while True:
+        with path.open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if not _is_still(path, file):
+                continue  # whoever had it before removed it: others lock another file by now
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)  # before it is let go, or it would be another's
+            return
+
+
+def _is_still(path: Path, file: IO[Any]) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False

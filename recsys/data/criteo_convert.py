@@ -97,8 +97,8 @@ def convert(
     """Convert one text file (may be gzipped) into `folder`, or find that it has been.
 
     Shows a progress bar. `max_malformed` lines may be left out; one more is a MalformedLineError.
-    A full disk is an OSError that says so; either way what is done so far is kept for the next
-    call, which goes on from there unless the text has changed.
+    A full disk is an OSError that says so. What a stopped conversion had noted in its journal is
+    kept for the next call, which goes on from there unless the text has changed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     result = folder / f"{stem(text)}.json"
@@ -130,6 +130,20 @@ class _Conversion:
 
     def run(self) -> Progress:
         """Convert what is left and give the arrays their names."""
+        try:
+            return self._run()
+        except BaseException as error:
+            noted = Progress.load(self._journal, self._progress.origin)
+            if noted is None or not noted.rows:
+                self._drop()
+            elif isinstance(error, MalformedLineError):
+                raise MalformedLineError(
+                    f"{error}; {noted.rows:,} rows before it are kept in {self._folder}, *.part, "
+                    "to go on from with a larger max_malformed"
+                ) from error
+            raise
+
+    def _run(self) -> Progress:
         _check_malformed(self._text, self._progress, self._max_malformed)
         if not self._progress.offset:
             _check_space(self._text, self._folder)
@@ -195,6 +209,12 @@ class _Conversion:
         self._progress.save(self._folder / f"{self._name}.json")
         self._journal.unlink(missing_ok=True)
         return self._progress
+
+    def _drop(self) -> None:
+        """Leave nothing behind: the next call would not go on from it."""
+        for name in PARTS:
+            self._part(name).unlink(missing_ok=True)
+        self._journal.unlink(missing_ok=True)
 
     def _part(self, name: str) -> Path:
         return self._folder / f"{self._name}_{name}.part"

@@ -119,7 +119,6 @@ def test_convert_writes_numpy_files(tmp_path: Path) -> None:
     assert_same(got, wanted)
     assert sorted(p.suffix for p in (tmp_path / "out").iterdir()) == [
         ".json",
-        ".lock",
         *[".npy"] * 3,
     ]
 
@@ -160,8 +159,20 @@ def test_malformed_line_is_told_with_file_number_and_reason(tmp_path: Path) -> N
     path = write(tmp_path / "train.txt", lines)
     with pytest.raises(MalformedLineError, match=r"train\.txt, line 4322: 3 fields, expected 40"):
         convert(path, tmp_path / "out")
-    assert not list((tmp_path / "out").glob("*.npy"))
-    assert not list((tmp_path / "out").glob("*.json"))
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_what_a_malformed_line_leaves_behind_is_told_and_gone_on_from(tmp_path: Path) -> None:
+    lines = make_lines(5000)
+    lines[4321] = "1\t2\t3"
+    path, folder = write(tmp_path / "train.txt", lines), tmp_path / "out"
+    with pytest.raises(MalformedLineError, match=r"rows before it are kept in .*/out, \*\.part"):
+        convert(path, folder, commit_bytes=1 << 18)
+    assert {file.suffix for file in folder.iterdir()} == {".part", ".journal"}
+    assert 0 < _offset(folder) < path.stat().st_size
+    assert convert(path, folder, max_malformed=1).rows == 4999
+    good = [line for i, line in enumerate(lines) if i != 4321]
+    np.testing.assert_array_equal(arrays(folder, "train")["sparse"], expected(good)["sparse"])
 
 
 def test_malformed_lines_are_left_out_up_to_the_limit(tmp_path: Path) -> None:
@@ -191,6 +202,7 @@ def test_not_a_text_file(tmp_path: Path) -> None:
 def test_empty_and_broken_files(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"train\.txt holds no rows"):
         convert(write(tmp_path / "train.txt", []), tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
     (tmp_path / "day_0.gz").write_bytes(gzip.compress(b"0\t" * 1000)[:-9])
     with pytest.raises(OSError, match=r"day_0\.gz cannot be decompressed"):
         convert(tmp_path / "day_0.gz", tmp_path / "out")
