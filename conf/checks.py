@@ -20,9 +20,10 @@ from hydra.errors import HydraException, InstantiationException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from conf.resolvers import default_knobs
 from optimus.ablation import case
 from optimus.explain import names_to_explain
-from optimus.pipeline import select
+from optimus.pipeline import patterns_by_name, select
 
 CONF = Path(__file__).parent
 
@@ -124,9 +125,29 @@ def _check_keys(overrides: Sequence[Override], arguments: Sequence[str]) -> None
         return
     known = set(_known_keys(chosen))
     for key in unknown:
-        if key not in known:
+        if key.startswith(_KNOBS):
+            _check_knob(key.removeprefix(_KNOBS))
+        elif key not in known:
             near = nearest(key, known, everything=False) or f"see {CONF}/config.yaml for what is"
             raise UserError(f"unknown key {key!r}: {near}")
+
+
+_KNOBS = "optimus.knobs."
+
+
+def _check_knob(key: str) -> None:
+    """Refuse `PATTERN.KNOB` that there is not, naming patterns, or knobs of that pattern alone."""
+    knobs = default_knobs()
+    pattern, _, knob = key.partition(".")
+    if pattern not in patterns_by_name():
+        hint = nearest(pattern, knobs, everything=False) or nearest(pattern, knobs)
+        raise UserError(f"{_KNOBS}{key}: unknown pattern {pattern!r}, {hint}")
+    if pattern not in knobs:
+        raise UserError(f"pattern {pattern!r} has no knobs, so {knob!r} is none of them")
+    if knob and knob not in knobs[pattern]:
+        raise UserError(
+            f"pattern {pattern!r} has no knob {knob!r}: {nearest(knob, knobs[pattern])}"
+        )
 
 
 def _known_keys(chosen: Sequence[Override]) -> Iterator[str]:

@@ -31,6 +31,13 @@ def _registered() -> None:
         ("optimus.explain=batch_lineers", "nearest valid: batch_linears"),
         ("optimus.explain=[batch_linears,cancel_catsplit]", "nearest valid: cancel_cat_split"),
         ("seed=[1", "train.py: "),
+        (
+            "optimus.knobs.pad_gemms.gates=never",
+            "pattern 'pad_gemms' has no knob 'gates': did you mean gate? "
+            "(valid: gate, least, multiple)",
+        ),
+        ("optimus.knobs.pad_gemm.gate=never", "did you mean pad_gemms?"),
+        ("optimus.knobs.merge_reshapes.x=1", "'merge_reshapes' has no knobs"),
     ],
 )
 def test_refused(argument: str, expected: str) -> None:
@@ -54,6 +61,7 @@ def test_unknown_case_of_a_sweep() -> None:
         ["optimus.explain=batch_linears", "optimus.patterns=[batch_linear,split_cat_pass]"],
         ["optimus.explain=[batch_linears,cancel_cat_split]", "optimus.disable=[batch_relu]"],
         ["sweep=leave_one_out", "case=all"],
+        ["optimus.knobs.pad_gemms.gate=never", "optimus.knobs.batch_linears={copy_inputs: false}"],
         ["+trainer.limit_predict_batches=3", "~sweep", "hydra.run.dir=/tmp/x"],
         ["model=dlrm,dlrm_dcnv2", "seed=range(1,4)"],
         ["--config-dir=/somewhere", "model=mine", "model.my_key=3"],
