@@ -77,7 +77,8 @@ class OptimusCallback(Callback):
         batch_size: Samples in a batch, or a function that tells them for a batch. By default they
             are read off the batch.
         summary_dir: Where optimus_summary.json and .html are written at the end; by default the
-            logger's folder, else `default_root_dir`.
+            folder of the Trainer's first logger, without one the Trainer's `default_root_dir`
+            (the current directory, unless the Trainer was given one). A line says where.
 
     Logs, at the end of a window, at most every `log_every_n_steps` and once more when an epoch
     ends: of that window `qps` (samples a second over all ranks), `qps_p10`, `qps_p50` and `qps_p90`
@@ -189,7 +190,8 @@ class OptimusCallback(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find the targets that are named, and put back what a checkpoint says was in place."""
         # All ranks must ask for the folder together, so not at the end, where one may be missing.
-        self._directory = self._summary_dir or Path(trainer.log_dir or trainer.default_root_dir)
+        folder = self._summary_dir or trainer.log_dir or trainer.default_root_dir
+        self._directory = Path(folder).resolve()
         self._begin(trainer, pl_module).resume()
 
     @_never_stops_training

@@ -359,6 +359,18 @@ def test_the_summary_goes_where_it_is_told(tmp_path: Path) -> None:
     assert not (tmp_path / "optimus_summary.html").exists()
 
 
+def test_without_a_logger_it_goes_to_the_trainers_folder_and_a_line_says_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    trainer(Path("../there"), optimus(), logger=False).fit(Regressor(), loader(2))
+    where = tmp_path / "there" / "optimus_summary.html"
+    assert where.exists()
+    assert list(Path().iterdir()) == []
+    assert f"Optimus: summary in {where.resolve()}" in capsys.readouterr().out
+
+
 def test_nothing_of_optimus_is_left_in_module_and_hyperparameters(tmp_path: Path) -> None:
     module = SubmodulesCalled()
     keys, before = list(module.state_dict()), dict(module.net.__dict__)
