@@ -23,6 +23,12 @@ _SELECTING = ("optimus.patterns", "optimus.disable", "case")
 _NONE = {"optimus.patterns=none", "case=none"}
 
 
+GAINS = (
+    "gain: against the job's own first steps, without patterns (optimus.baseline); "
+    "vs none: p50 against that of the job alike with no pattern at all"
+)
+
+
 @dataclass(frozen=True)
 class Row:
     """One job. Figures are of the optimised phase; None where the run has none (see `error`).
@@ -80,7 +86,7 @@ def text(table: Sequence[Row]) -> str:
     widths = [max(len(line[i]) for line in cells) for i in range(len(_COLUMNS))]
     lines = ["  ".join(_pad(line, widths)).rstrip() for line in cells]
     errors = [f"job {row.job} ({row.label}) failed: {row.error}" for row in table if row.error]
-    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:], *errors])
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:], GAINS, *errors])
 
 
 def plot(table: Sequence[Row], path: Path) -> None:

@@ -63,6 +63,14 @@ def test_gain_is_against_the_none_job_of_the_same_settings(sweep: Path) -> None:
     assert [row.qps_gain_vs_none for row in rows(sweep)] == [0.0, 0.5, None, None]
 
 
+def test_what_the_two_gains_compare_is_said_under_the_table(sweep: Path) -> None:
+    head, *_, note, error = text(rows(sweep)).splitlines()
+    assert "  gain  " in head and "  vs none  " in head
+    assert note.startswith("gain: against the job's own first steps")
+    assert "vs none: p50 against that of the job alike" in note
+    assert error.startswith("job 3 ")
+
+
 def test_a_failed_job_is_a_row_with_its_error(sweep: Path) -> None:
     failed = rows(sweep)[2]
     assert failed.error == "ValueError: no, not that"
