@@ -17,11 +17,11 @@ from optimus.effects import turns_in_place
 from optimus.facts import changed, kept
 from optimus.functionalize import functionalize
 from optimus.gradients import GradientContract, leaves_no_grad
-from optimus.grouping import GroupPass, attempt, record, surroundings
+from optimus.grouping import GroupPass, attempt, decides_in_context, record
 from optimus.history import History
 from optimus.layout import OutputContract, settle
 from optimus.legality import Legality
-from optimus.ops import arguments
+from optimus.ops import is_understood
 from optimus.pattern import (
     EVERY_CALL,
     GroupPattern,
@@ -35,6 +35,8 @@ from optimus.records import OWN, REFUSED, PatternReport
 from optimus.values import fake_mode_of, is_transformed
 
 log = logging.getLogger(__name__)
+
+_NOT_UNDERSTOOD = Miss("writes in place, or says something else that the canonical form cannot")
 
 MAX_ROUNDS = 16
 """How often a phase is repeated at most; the patterns of a phase settle within two or three."""
@@ -134,6 +136,7 @@ class _Run:
         self._limit = MAX_GROWTH * len(editor.graph.nodes) + 200
         self._failed: set[str] = set()
         self._idle: dict[tuple[str, ...], tuple[int, bool, bool]] = {}
+        self._passes: dict[tuple[str, ...], GroupPass] = {}
 
     def phase(self, phase: Phase) -> None:
         """Repeat until a round changes nothing, not even one that allows for copies."""
@@ -173,8 +176,10 @@ class _Run:
             self._run_alone(patterns[0], reports[patterns[0].name()])
         else:
             groups = cast(Sequence[GroupPattern], patterns)
-            step = GroupPass(groups, editor, reports, self._strict, patient)
-            step.run()
+            step = self._passes.get(names)
+            if step is None or not step.holds:
+                step = self._passes[names] = GroupPass(groups, editor, self._strict)
+            step.run(reports, patient)
             self._failed |= {pattern.name() for pattern in step.failed}
             postponed = step.postponed
         settle(editor)
@@ -207,14 +212,16 @@ class _Run:
         report.seconds = time.perf_counter() - start
 
     def _match(self, pattern: Pattern, node: Node) -> Match | Miss:
-        if arguments(node) is None:
-            return Miss("writes in place, or says something else that the canonical form cannot")
-        with surroundings(pattern, self._editor.legality.context(node)):
+        if not is_understood(node):
+            return _NOT_UNDERSTOOD
+        if not decides_in_context(pattern):
+            return pattern.match(node)
+        with self._editor.legality.context(node).active():
             return pattern.match(node)
 
     def _sweep(self, pattern: SweepPattern, report: PatternReport) -> None:
         by_context: dict[object, list[Node]] = defaultdict(list)
-        every = pattern.anchors == EVERY_CALL
+        every, lonely = pattern.anchors == EVERY_CALL, Miss(pattern.loner)
         for node in self._editor.calls() if every else self._editor.anchors(pattern.anchors):
             context = self._editor.legality.context(node)
             by_context[context.grad, context.autocast].append(node)
@@ -226,7 +233,7 @@ class _Run:
                 self._try(pattern, match, match.anchor, report)
             for node in nodes:
                 if node not in matched:
-                    record(report, Miss(pattern.loner), node)
+                    record(report, lonely, node)
 
     def _try(
         self,

@@ -151,8 +151,11 @@ class Editor:
             raise Refused(str(reason)) from reason
         name = target if isinstance(target, str) else None
         node = self.graph.create_node("call_function", function, args, kwargs, name)
-        node.meta |= {k: origin.meta[k] for k in _PROVENANCE if k in origin.meta}
-        node.meta["example_value"] = value
+        meta = node.meta
+        for known in _PROVENANCE:
+            if known in origin.meta:
+                meta[known] = origin.meta[known]
+        meta["example_value"] = value
         self.legality.adopt(node, context)
         self._index(node)
         return node

@@ -12,7 +12,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from optimus.legality import Context, tensor_of
 from optimus.ops import arguments, op_of
 from optimus.pattern import GroupPattern, Miss, Rewrite
 from optimus.records import ALONE, APART, OWN, REFUSED, PatternReport
-from optimus.schedule import schedule
+from optimus.schedule import Schedule, schedule
 
 log = logging.getLogger(__name__)
 
@@ -36,36 +36,44 @@ LONELY = Miss("no other node like it can run beside it")
 
 
 class GroupPass:
-    """Runs `patterns` once over the editor's graph.
+    """Runs `patterns` once over the editor's graph; again only while that `holds`.
 
-    With `patient`, groups that cost copies (GroupPattern.copies) are left for later and `postponed`
-    says so: what comes before them may still change such that they cost none. A pattern that
-    raises is left out from there on and stands in `failed`, or raises on if `strict`.
+    A pattern that raises is left out from there on and stands in `failed`, or raises on if
+    `strict`.
     """
 
-    def __init__(
-        self,
-        patterns: Sequence[GroupPattern],
-        editor: Editor,
-        reports: Mapping[str, PatternReport],
-        strict: bool,
-        patient: bool,
-    ) -> None:
+    def __init__(self, patterns: Sequence[GroupPattern], editor: Editor, strict: bool) -> None:
         self.failed: list[GroupPattern] = []
         self.postponed = False
         self._patterns = patterns
         self._editor = editor
-        self._reports = reports
         self._strict = strict
-        self._patient = patient
+        self._patient = True
+        self._reports: Mapping[str, PatternReport] = {}
+        self._edits = editor.edits
+        self._found: dict[Node, list[Candidate]] | None = None
+        self._first: tuple[dict[Node, Candidate], Schedule] | None = None
         self._differentiated = differentiated(editor.graph, editor.legality)
         self._numbers: dict[Hashable, int] = {}
         self._common: dict[tuple[Node, tuple[str, ...]], int | Miss] = {}
 
-    def run(self) -> None:
-        """Merge what can be merged; the graph keeps its order if nothing can."""
-        candidates = self._candidates()
-        self._record_lonely(candidates)
+    @property
+    def holds(self) -> bool:
+        """Whether the graph is still the one that was read: what was found then need not be looked
+        for again."""
+        return self._editor.edits == self._edits
+
+    def run(self, reports: Mapping[str, PatternReport], patient: bool) -> None:
+        """Merge what can be merged; the graph keeps its order if nothing can.
+
+        With `patient`, groups that cost copies (GroupPattern.copies) are left for later and
+        `postponed` says so: what comes before them may still change such that they cost none.
+        """
+        self._reports, self._patient, self.postponed = reports, patient, False
+        if self._found is None:
+            self._found = self._candidates()
+            self._record_lonely(self._found)
+        candidates = dict(self._found)
         while chosen := _choose(candidates):
             self._sweep(chosen)
             for node, (pattern, _) in chosen.items():
@@ -112,12 +120,10 @@ class GroupPass:
         """A number that stands for `key`: long keys are compared once, not wherever nodes are."""
         return self._numbers.setdefault(key, len(self._numbers))
 
-    def _sweep(self, chosen: Mapping[Node, Candidate]) -> None:
+    def _sweep(self, chosen: dict[Node, Candidate]) -> None:
         graph, legality = self._editor.graph, self._editor.legality
         before, order = self._editor.edits, list(graph.nodes)[:-1]
-        keys = {node: key for node, (_, key) in chosen.items()}
-        singles = {key for pattern, key in chosen.values() if pattern.smallest_group == 1}
-        plan = schedule(order, keys, legality.dependencies(order), singles)
+        plan = self._schedule(chosen, order)
         grouped = {node for block in plan.groups for node in block}
         for node, (pattern, _) in chosen.items():
             if node not in grouped:
@@ -127,10 +133,21 @@ class GroupPass:
         for block in plan.groups:
             pattern, _ = chosen[block[0]]
             if pattern not in self.failed:
-                with self._guarded(pattern), surroundings(pattern, legality.context(block[0])):
+                context = legality.context(block[0])
+                active = context.active() if decides_in_context(pattern) else nullcontext()
+                with self._guarded(pattern), active:
                     self._merge(pattern, block)
         if plan.groups and self._editor.edits == before:
             _reorder(graph, order)
+
+    def _schedule(self, chosen: dict[Node, Candidate], order: Sequence[Node]) -> Schedule:
+        if self._first is not None and self.holds and self._first[0] == chosen:
+            return self._first[1]
+        keys = {node: key for node, (_, key) in chosen.items()}
+        singles = {key for pattern, key in chosen.values() if pattern.smallest_group == 1}
+        plan = schedule(order, keys, self._editor.legality.dependencies(order), singles)
+        self._first = self._first or (chosen, plan)
+        return plan
 
     def _merge(self, pattern: GroupPattern, block: Sequence[Node]) -> None:
         members = [node for node in block if self._editor.is_alive(node)]
@@ -183,9 +200,9 @@ class GroupPass:
         return self._reports[pattern.name()]
 
 
-def surroundings(pattern: Rewrite, context: Context) -> AbstractContextManager[None]:
-    """Where a pattern decides: those that measure do it under a node's grad mode and autocast."""
-    return context.active() if pattern.family == "kernels" else nullcontext()
+def decides_in_context(pattern: Rewrite) -> bool:
+    """Whether a pattern decides under a node's grad mode and autocast: those that measure do."""
+    return pattern.family == "kernels"
 
 
 def _choose(candidates: Mapping[Node, Sequence[Candidate]]) -> dict[Node, Candidate]:
@@ -228,6 +245,8 @@ def freeze(value: Any, inner: Callable[[Any], Hashable] | None = None) -> Hashab
     """A hashable stand-in for a plain value: dynamic sizes by their expression, lists as tuples."""
     if type(value) in _PLAIN:
         return (type(value).__name__, value)
+    if type(value) is Node:
+        return value
     if isinstance(value, tuple | list | torch.Size):
         parts: Sequence[Any] = value
         return tuple((inner or freeze)(part) for part in parts)

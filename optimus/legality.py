@@ -28,7 +28,7 @@ def value_of(node: Node) -> Any:
 
 def tensor_of(node: object) -> torch.Tensor | None:
     """The fake tensor that `node` returns; None for anything else."""
-    value = value_of(node) if isinstance(node, Node) else None
+    value = node.meta.get("example_value") if isinstance(node, Node) else None
     return value if isinstance(value, torch.Tensor) else None
 
 
@@ -184,6 +184,11 @@ class Legality:
     def is_pinned(self, value: Any) -> bool:
         """Whether `value` lives in a storage that was pinned."""
         return bool(self._pinned) and not self._pinned.isdisjoint(storages_of(value))
+
+    @property
+    def is_memory_free(self) -> bool:
+        """Whether no memory is written to, or pinned: it makes no difference which values share."""
+        return not self._writes and not self._pinned
 
     def is_fixed(self, value: Any) -> bool:
         """Whether `value` must keep memory of its own: it is written to, or pinned."""

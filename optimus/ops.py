@@ -46,6 +46,16 @@ def arguments(node: Node) -> dict[str, Any] | None:
     cannot (an in-place flag, an `out=`, a scalar where a tensor stands, a wrong number of
     arguments).
     """
+    values = _read(node)
+    return None if values is None else dict(values)
+
+
+def is_understood(node: Node) -> bool:
+    """Whether `arguments` can tell what the call says."""
+    return _read(node) is not None
+
+
+def _read(node: Node) -> dict[str, Any] | None:
     known, target, args, kwargs = _READ.of, node.target, node.args, node.kwargs
     read = known.get(node)
     if (
@@ -57,7 +67,7 @@ def arguments(node: Node) -> dict[str, Any] | None:
         spelling = _spelling(node)
         values = _bind(spelling, node, writes=False) if spelling is not None else None
         read = known[node] = _Read(target, args, kwargs, values)
-    return None if read.values is None else dict(read.values)
+    return read.values
 
 
 class _Read(NamedTuple):

@@ -44,6 +44,16 @@ class Transaction:
     replaced: dict[Node, Node] = field(default_factory=dict[Node, Node])
     num_replaced_by: dict[Node, int] = field(default_factory=dict[Node, int])
     respelled: dict[Node, Call] = field(default_factory=dict[Node, Call])
+    _views: list[Node] | None = None
+    _taken_over: dict[Node, bool] = field(default_factory=dict[Node, bool])
+
+    @property
+    def views(self) -> list[Node]:
+        """Those of the replaced nodes that live in memory of an input; to be asked for when the
+        rewrite is complete, as `takes_over` is."""
+        if self._views is None:
+            self._views = [old for old in self.replaced if not is_fresh(old)]
+        return self._views
 
     def reads(self) -> set[Node]:
         """What the new nodes read of the graph as it was."""
@@ -56,6 +66,12 @@ class Transaction:
     def takes_over(self, old: Node) -> bool:
         """Whether the new value for `old` is what `old` was: memory of its own, in one layout, that
         stands for nothing else."""
+        known = self._taken_over.get(old)
+        if known is None:
+            known = self._taken_over[old] = self._takes_over(old)
+        return known
+
+    def _takes_over(self, old: Node) -> bool:
         new = self.replaced[old]
         if new not in self.made or not is_fresh(old) or not is_fresh(new):
             return False
@@ -150,8 +166,7 @@ class Check:
     def _identity_objection(self, transaction: Transaction) -> str | None:
         """A view that is returned is a tensor of its own, not one that the caller has already; and
         so is one that is read by a call that writes to the same memory."""
-        views = [old for old in transaction.replaced if not is_fresh(old)]
-        seen = [old for old in views if self._is_seen(old) or self._is_read_by_writer(old)]
+        seen = [o for o in transaction.views if self._is_seen(o) or self._is_read_by_writer(o)]
         if not seen:
             return None
         news = Counter(self._itself(transaction.replaced[old])[-1] for old in seen)
@@ -183,15 +198,16 @@ class Check:
     def _parts_objection(self, transaction: Transaction) -> str | None:
         """Autograd lets nobody write to memory that one call has cut into several views, or read
         one of these after a write."""
-        parts = [(o, n) for o, n in transaction.replaced.items() if _is_cut(n) and not is_fresh(o)]
-        news = [value_of(new) for old, new in parts if not _is_cut(old)]
+        replaced = [(old, transaction.replaced[old]) for old in transaction.views]
+        parts = [(old, new) for old, new in replaced if _is_cut(new)]
+        news = [new for old, new in parts if not _is_cut(old)]
         # Alone among the ways to cut a tensor, tensor_split makes each view by itself.
-        news += [value_of(node) for node in transaction.respelled if _label(node) == "tensor_split"]
-        if news and (writers := self._legality.writers(news)):
-            return f"{_label(writers[0])} writes to memory that would be cut by one call"
-        ends = self._graph.output_node().all_input_nodes if news else ()
-        if storages_of(news) & memory_of(ends):
-            return "a view is returned of memory that would be cut by one call"
+        news += [node for node in transaction.respelled if name_of(node) == "tensor_split"]
+        if news:
+            if writers := self._legality.writers([value_of(node) for node in news]):
+                return f"{_label(writers[0])} writes to memory that would be cut by one call"
+            if memory_of(news) & memory_of(self._graph.output_node().all_input_nodes):
+                return "a view is returned of memory that would be cut by one call"
         for old, new in parts:
             place = transaction.before if new in transaction.made else new
             writer = self._legality.written_between((new,), place, old)
@@ -298,6 +314,8 @@ class Check:
 
     def _sharing_objection(self, transaction: Transaction) -> str | None:
         """Memory that somebody writes to must be shared by the same values as before."""
+        if self._legality.is_memory_free:
+            return None
         sharers: dict[int, list[Node]] = {}
         for old, new in transaction.replaced.items():
             if self._legality.is_pinned(value_of(old)) and not same_strides(

@@ -18,6 +18,7 @@ from torch.fx import Node
 
 from optimus.editor import Editor
 from optimus.legality import tensor_of, value_of
+from optimus.ops import OPS
 from optimus.pattern import Example, Match, Miss, Pattern
 from optimus.pieces import slice_bounds
 from optimus.values import static_size
@@ -47,8 +48,13 @@ class LowerIndexToNarrow(Pattern):
         return steps if isinstance(steps, Miss) else Match((node,), values={"steps": steps})
 
     def rewrite(self, match: Match, edit: Editor) -> None:
-        result = match.anchor.args[0]
-        for name, *args in match["steps"]:
+        result, steps = match.anchor.args[0], match["steps"]
+        if len(steps) == 1:  # the same view in other words: no new value to compute
+            name, *args = steps[0]
+            arguments = zip(OPS[name].parameters, (result, *args), strict=True)
+            edit.respell(match.anchor, name, **dict(arguments))
+            return
+        for name, *args in steps:
             result = edit.call(name, result, *args)
         assert isinstance(result, Node)
         edit.replace(match.anchor, result)

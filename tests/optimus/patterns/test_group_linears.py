@@ -33,13 +33,13 @@ def test_golden() -> None:
     assert_expected_inline(
         fuse(PATTERN, program, (X, W2, W6)).text,
         """\
-narrow_2 = narrow(x, 1, 2, 2)
-narrow_3 = narrow(x, 1, 1, 10)
-grouped_linear_default = grouped_linear.default(narrow_3, [v, w], [], [0, 4], 'none')
+getitem_2 = narrow(x, 1, 2, 2)
+narrow = narrow(x, 1, 1, 10)
+grouped_linear_default = grouped_linear.default(narrow, [v, w], [], [0, 4], 'none')
 split_1 = split(grouped_linear_default, [5, 4], 1)
 getitem_5 = getitem(split_1, 0)
 getitem_6 = getitem(split_1, 1)
-linear_2 = linear(narrow_2, v)
+linear_2 = linear(getitem_2, v)
 cos = cos(getitem_6)
 sin = sin(getitem_5)
 add = add(linear_2, 1)

@@ -67,10 +67,10 @@ return clone, clone_1, clone_2""",
     assert_expected_inline(
         result.text,
         """\
-narrow = narrow(x, 1, 0, 4)
-narrow_1 = narrow(x, 0, 0, 2)
-narrow_2 = narrow(narrow_1, 1, 4, 4)
-cat = cat([narrow, narrow_2])
+getitem = narrow(x, 1, 0, 4)
+narrow = narrow(x, 0, 0, 2)
+narrow_1 = narrow(narrow, 1, 4, 4)
+cat = cat([getitem, narrow_1])
 linear_2 = linear(cat, w)
 split = split(linear_2, [5, 2])
 getitem_2 = getitem(split, 0)

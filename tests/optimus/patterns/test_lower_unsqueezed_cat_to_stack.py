@@ -21,8 +21,8 @@ def test_golden() -> None:
     assert_expected_inline(
         rewrite(NAME, program, (X, Y)).text,
         """\
-unsqueeze_2 = unsqueeze(x, 1)
-relu = relu(unsqueeze_2)
+getitem = unsqueeze(x, 1)
+relu = relu(getitem)
 relu_1 = relu(x)
 unsqueeze = unsqueeze(relu_1, 1)
 a = cat([relu, unsqueeze], 1)
