@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -71,8 +72,16 @@ def _read(output: str, errors: str, code: int) -> Figures:
     lines = [line for line in output.splitlines() if line.startswith(_MARK)]
     if lines:
         return Figures(**json.loads(lines[-1].removeprefix(_MARK)))
-    last = (errors.strip().splitlines() or ["no output"])[-1]
-    return Figures(failure=f"its own process ended with {code}: {last}"[:300])
+    return Figures(failure=f"its own process ended with {code}: {_reason(errors)}"[:300])
+
+
+def _reason(errors: str) -> str:
+    """The line that names the exception: PyTorch's messages go on with advice."""
+    lines = errors.strip().splitlines() or ["no output"]
+    return next((line for line in reversed(lines) if _EXCEPTION.match(line)), lines[-1])
+
+
+_EXCEPTION = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit)\b")
 
 
 def figures(setting: Setting, provider: Provider) -> Figures:
