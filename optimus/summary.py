@@ -126,7 +126,7 @@ def gain_line(takeover: Takeover) -> str:
         return f"no gain measured: {found.qps_note}"
     baseline, optimised = phases["baseline"], phases["optimised"]
     memory = (
-        f", peak memory {0 - found.peak_memory:+.1%}"
+        f", {_memory(found.peak_memory)}"
         if found.peak_memory is not None
         else f" (peak memory: {found.memory_note})"
     )
@@ -135,6 +135,13 @@ def gain_line(takeover: Takeover) -> str:
         f"{optimised.rate():,.0f} {optimised.unit} against {baseline.rate():,.0f} under "
         f"{baseline.runs}{stored}: {found.qps:+.1%}{noise(found)}{memory}"
     )
+
+
+def _memory(gained: float) -> str:
+    """In words: a sign would be that of the gain to one reader, of the memory to the next."""
+    if abs(gained) < 0.0005:
+        return "peak memory the same"
+    return f"peak memory {abs(gained):.1%} {'lower' if gained > 0 else 'higher'}"
 
 
 def noise(found: Gain) -> str:

@@ -132,12 +132,23 @@ def test_a_gain_inside_the_noise_is_called_that() -> None:
     assert summary.noise(Gain()) == ""
 
 
+@pytest.mark.parametrize(
+    ("memory", "words"),
+    [(94, "peak memory 6.0% lower"), (106, "peak memory 6.0% higher"), (100, "the same")],
+)
+def test_the_gain_line_says_which_way_memory_went(memory: int, words: str) -> None:
+    made = takeover()
+    for name, used in (("baseline", 100), ("optimised", memory)):
+        made.recorder.phases[name].windows = [window(1000, 0, used * 2**20)]  # type: ignore[index]
+    assert summary.gain_line(made).endswith(words)
+
+
 def test_the_gain_line_names_both_figures_and_where_they_come_from() -> None:
     made = takeover()
     made.recorder.phases["baseline"].source = "checkpoint"
     assert summary.gain_line(made) == (
         "1,630 samples/s against 1,000 under torch.compile (eager) (checkpoint): +63.0%, "
-        "peak memory +0.0%"
+        "peak memory the same"
     )
 
 
