@@ -91,14 +91,14 @@ def announcements(takeover: Takeover, told: set[str], measured: bool) -> list[st
 
 
 def _takeover_line(takeover: Takeover) -> str:
-    table = takeover.report.table(f"see {FILE_STEM}.html, or explain=NAME for one in full")
-    hint = "" if _has_something(takeover) else f"\n{NOTHING_FOUND}"
     compiled = takeover.compiled
     took = f", compiled in {compiled.compile_seconds:.1f} s" if compiled is not None else ""
-    return (
-        f"the optimised graph runs from step {takeover.step - 1} on, in {_names(takeover)}{took}\n"
-        f"{table}{hint}"
-    )
+    where = f"runs from step {takeover.step - 1} on, in {_names(takeover)}{took}"
+    if takeover.settings.selects_nothing:
+        return f"the graph as it is, no pattern being selected, {where}"
+    hint = [] if _has_something(takeover) else [NOTHING_FOUND]
+    table = takeover.report.table(f"see {FILE_STEM}.html, or explain=NAME for one in full")
+    return "\n".join([f"the optimised graph {where}", table, *hint])
 
 
 def _names(takeover: Takeover) -> str:

@@ -154,6 +154,8 @@ def test_only_what_compiles_is_said_to(
     assert said.count("compiling net") == 1
     assert f"Optimus: {line}" in said
     assert "the baseline is compiled" not in said
+    assert ("no pattern being selected, runs from step 0 on" in said) == ("patterns" in given)
+    assert "" not in said.splitlines()
 
 
 def test_compile_time_is_kept_apart(tmp_path: Path) -> None:
