@@ -7,7 +7,9 @@ from math import hypot
 from typing import Any
 
 import torch
+from torch.fx import Graph
 
+from optimus.legality import tensor_of
 from optimus.outcome import TOLERANCE, special
 
 PLAIN = 16.0
@@ -45,20 +47,44 @@ class Gap:
 
 
 def compare(
-    expected: Trace, actual: Trace, reference: Trace | None, gradient_error: float = 0.0
+    expected: Trace,
+    actual: Trace,
+    reference: Trace | None,
+    rounding: float = 0.0,
+    gradient_error: float = 0.0,
 ) -> dict[str, Gap]:
-    """How far the values of two runs of one seed are from the reference, by name."""
+    """How far the values of two runs of one seed are from the reference, by name.
+
+    Relative to its norm a value may be off by `rounding`, a gradient by `gradient_error`, besides.
+    """
     exact = reference.values if reference is not None else {}
     scales = _scales(expected)
-    gaps = {
-        name: _gap(value, actual.values.get(name), exact.get(name), scales[_kind(name)])
-        for name, value in expected.values.items()
-    }
-    for name, value in expected.values.items() if gradient_error else ():
-        if _is_gradient(name) and value is not None:
-            gap = gaps[name]
-            gaps[name] = replace(gap, slack=gap.slack + gradient_error * _norm(value))
+    gaps: dict[str, Gap] = {}
+    for name, value in expected.values.items():
+        gap = _gap(value, actual.values.get(name), exact.get(name), scales[_kind(name)])
+        if value is not None:
+            # A running mean may be small beside the numbers that it was taken of.
+            least = scales[_kind(name)] * value.numel() ** 0.5 if _is_input(name) else 0.0
+            more = rounding * max(_norm(value), least)
+            more += gradient_error * _norm(value) if _is_gradient(name) else 0.0
+            gap = replace(gap, slack=gap.slack + more)
+        gaps[name] = gap
     return gaps
+
+
+def rounding_of(graph: Graph) -> float:
+    """How far, relative to its norm, any value of a graph that computes in half precision may be
+    off; 0 for other graphs.
+
+    Sums of many such numbers, like the statistics of a batch norm, are nearer to float64 than the
+    numbers are, by luck in part. A sixteenth of their unit is a quarter of what it costs to round
+    every number once, so that a value that ought not to be rounded is still found.
+    """
+    types = {value.dtype for node in graph.nodes if (value := tensor_of(node)) is not None}
+    return max((torch.finfo(t).eps / 16 for t in types & _HALF), default=0.0)
+
+
+_HALF = {torch.bfloat16, torch.float16}
 
 
 def gradient_error(expected: Trace, actual: Trace) -> tuple[float, str]:
@@ -75,6 +101,10 @@ def gradient_error(expected: Trace, actual: Trace) -> tuple[float, str]:
 
 def _is_gradient(name: str) -> bool:
     return name.startswith("gradient")
+
+
+def _is_input(name: str) -> bool:
+    return name.startswith("input")
 
 
 def pool(gaps: dict[str, Gap], more: dict[str, Gap]) -> dict[str, Gap]:

@@ -9,13 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from optimus.gaps import Gap, Trace, compare, describe, gradient_error, pool, worst
+from optimus.gaps import (
+    Gap,
+    Trace,
+    compare,
+    describe,
+    gradient_error,
+    pool,
+    rounding_of,
+    worst,
+)
 from optimus.legality import storages_of, value_of
 from optimus.outcome import as_real
 
@@ -48,6 +58,7 @@ class Verifier:
             self._expected = trace(original, self._inputs)
         except Exception as error:
             raise CannotVerify(f"the original graph fails in eager mode: {error}") from error
+        self._compare = partial(compare, rounding=rounding_of(original.graph))
         self._promised = _facts_when_compiled(original)
         self._reference = self._run_in_double(self._inputs)
 
@@ -63,7 +74,7 @@ class Verifier:
         reason = differing_facts(self._expected, actual, self._promised)
         if reason is not None:
             return reason
-        gaps = compare(self._expected, actual, self._reference, gradient_error)
+        gaps = self._compare(self._expected, actual, self._reference, gradient_error=gradient_error)
         return None if worst(gaps) is None else self._more_runs(rewritten, gaps, gradient_error)
 
     def gradient_error(self, rewritten: GraphModule) -> tuple[float, str]:
@@ -99,7 +110,8 @@ class Verifier:
             inputs = self._inputs
             expected = trace(self._original, inputs, seed=seed)
         actual = trace(rewritten, inputs, seed=seed)
-        return compare(expected, actual, self._run_in_double(inputs, seed), gradient_error)
+        reference = self._run_in_double(inputs, seed)
+        return self._compare(expected, actual, reference, gradient_error=gradient_error)
 
     def _run_in_double(self, inputs: Sequence[Any], seed: int = 0) -> Trace | None:
         """The reference; None for a graph that float64 cannot run, such as one with casts."""

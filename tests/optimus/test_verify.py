@@ -19,6 +19,8 @@ from optimus.pipeline import Selection
 from optimus.verify import CannotVerify, Verifier, guilty, nearby, trace
 from tests.optimus.capture import Captured
 
+_Pair = tuple[torch.Tensor, torch.Tensor]
+
 
 def _graph(function: Callable[..., object]) -> GraphModule:
     return symbolic_trace(function)
@@ -148,6 +150,35 @@ def test_luck_before_the_last_rounding_is_no_difference() -> None:
         exact = trace(_graph(plain), inputs, widen=True)
         lucky += worst(compare(*runs, exact)) is None
     assert lucky < 12
+
+
+def test_statistics_in_float32_of_half_precision_may_differ_by_part_of_its_rounding() -> None:
+    """A mean over a batch of bf16 numbers is nearer to float64 than they are, in both graphs, if
+    not by the same factor; a number that is rounded once more than it ought to be is a fault."""
+
+    class Statistics(torch.nn.Module):
+        def __init__(self, shift: float, rounds: bool) -> None:
+            super().__init__()
+            self.shift, self.rounds = shift, rounds
+
+        def forward(self, x: torch.Tensor, w: torch.Tensor, mean: torch.Tensor) -> _Pair:
+            y = (x @ w).float()
+            mean.copy_(mean * 0.9 + y.mean(0) * 0.1 + self.shift)
+            other = x.sigmoid()
+            return y, other.bfloat16().float() if self.rounds else other
+
+    torch.manual_seed(0)
+    inputs = [torch.randn(512, 4), torch.randn(4, 4, requires_grad=True), torch.ones(4)]
+
+    def run(shift: float, rounds: bool) -> str | None:
+        with torch.autocast("cpu", torch.bfloat16):
+            original = Captured(Statistics(0.0, False), inputs)
+            other = Captured(Statistics(shift, rounds), inputs)
+            return Verifier(original.module, original.inputs).difference(other.module)
+
+    assert run(3e-4, False) is None
+    assert run(0.0, True) is not None
+    assert run(3e-3, False) is not None
 
 
 def test_data_nearby_share_memory_and_keep_signs_and_zeros() -> None:
