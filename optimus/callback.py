@@ -275,6 +275,7 @@ class OptimusCallback(Callback):
             takeover.evaluate(bool(trainer.sanity_checking))
         else:
             takeover.evaluate_only()
+        self._book.begin_evaluation(trainer)
 
     @_never_stops_training
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -286,6 +287,7 @@ class OptimusCallback(Callback):
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Run the optimised graph."""
         self._begin(trainer, pl_module).evaluate_only()
+        self._book.begin_evaluation(trainer)
 
     on_predict_start = on_test_start
 
@@ -307,6 +309,7 @@ class OptimusCallback(Callback):
         if not _fitting(trainer):
             takeover.end_observation()
             takeover.evaluate_only()
+            self._book.begin_evaluation(trainer)
 
     on_validation_batch_start = on_predict_batch_start = on_test_batch_start
     on_validation_batch_end = on_predict_batch_end = on_test_batch_end

@@ -48,6 +48,11 @@ class Logbook:
         for line in summary.compiling(self._takeover, self._told):
             say(trainer, line)
 
+    def begin_evaluation(self, trainer: Trainer) -> None:
+        """Before a validation, test or prediction, or its second batch: the same."""
+        for line in summary.compiling_evaluation(self._takeover, self._told):
+            say(trainer, line)
+
     def end_step(
         self, trainer: Trainer, pl_module: LightningModule, windows: Sequence[Window]
     ) -> None:

@@ -67,6 +67,16 @@ def compiling(takeover: Takeover, told: set[str]) -> list[str]:
     return [f"{what} {names} ..."]
 
 
+def compiling_evaluation(takeover: Takeover, told: set[str]) -> list[str]:
+    """A line before the first evaluation that runs compiled, in graphs without gradients."""
+    targets = takeover.compiled.targets if takeover.compiled is not None else ()
+    waiting = any(target.active and not target.no_grad_graphs for target in targets)
+    if not waiting or "compiling evaluation" in told:
+        return []
+    told.add("compiling evaluation")
+    return [f"compiling {_names(takeover)} for evaluation ..."]
+
+
 def announcements(takeover: Takeover, told: set[str], measured: bool) -> list[str]:
     """Lines to print once each: what compiling the baseline took, the pattern table at the
     take-over, and the gain as soon as there are a few windows of it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 import shutil
 import subprocess
 import sys
@@ -60,9 +61,9 @@ def command(folder: Path, *overrides: str) -> list[str]:
     return [sys.executable, "train.py", *flags, *own, *SMALL, *rest]
 
 
-def run(folder: Path, *overrides: str, forked: bool = True) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
     """Run train.py with its output in `folder` and wait for it."""
-    return processes.run(command(folder, *overrides), timeout=500, forked=forked)
+    return processes.run(command(folder, *overrides), timeout=500, forked=True)
 
 
 def result(folder: Path) -> dict[str, Any]:
@@ -79,7 +80,7 @@ def last_line(done: subprocess.CompletedProcess[str]) -> str:
 def started(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
     """A run from start to end, started as users do, and what it said on both streams."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    done = run(folder, forked=False)
+    done = processes.run(command(folder), timeout=500, TORCH_LOGS="recompiles")
     assert done.returncode == 0, done.stderr
     return folder, done.stdout, done.stderr
 
@@ -141,6 +142,12 @@ def test_the_log_file_has_what_the_console_has(started: tuple[Path, str, str]) -
     ):
         assert kept.count(line) == shown.count(line) == 1, line
     assert "][INFO] - Optimus:" not in out
+
+
+def test_the_test_runs_what_validation_compiled(started: tuple[Path, str, str]) -> None:
+    _, _, errors = started
+    (again,) = re.findall(r"Recompiling function optimus_optimised.*\n.*\n.* - (.*)", errors)
+    assert "grad_mode" in again
 
 
 def test_optimus_changes_no_result(whole: Path, plain: Path) -> None:

@@ -158,6 +158,28 @@ def test_only_what_compiles_is_said_to(
     assert "" not in said.splitlines()
 
 
+def test_an_evaluation_that_compiles_is_said_to_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit = trainer(tmp_path, optimus(target="net"), val_check_interval=6, num_sanity_val_steps=2)
+    module = Regressor()
+    fit.fit(module, loader(24), loader(2))
+    fit.test(module, loader(2))
+    said = [line for line in capsys.readouterr().out.splitlines() if "Optimus: " in line]
+    line = "Optimus: compiling net for evaluation ..."
+    assert said.count(line) == 1
+    runs = next(i for i, text in enumerate(said) if "graph runs from step 10" in text)
+    assert said.index(line) == runs + 1, "validation in the baseline runs as it is"
+
+
+@pytest.mark.parametrize("target", [None, "net"])
+def test_without_training_it_is_said_before_or_behind_the_first_batch(
+    target: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer(tmp_path, optimus(target=target)).validate(Regressor(), loader(3))
+    assert capsys.readouterr().out.count("Optimus: compiling") == 1
+
+
 def test_compile_time_is_kept_apart(tmp_path: Path) -> None:
     callback = optimus()
     trainer(tmp_path, callback).fit(Regressor(), loader(24))
