@@ -18,7 +18,7 @@ from torch.fx import Graph, Node
 
 from optimus.editor import Editor, Refused
 from optimus.effects import effects_of
-from optimus.legality import Legality, memory_of, storages_of, value_of
+from optimus.legality import Legality, memory_of, memory_of_one, storages_of, value_of
 from optimus.ops import target_name
 from optimus.values import requires_grad
 
@@ -93,14 +93,24 @@ def differentiated(graph: Graph, legality: Legality) -> set[Node]:
         counts = node in found or node.op == "output"
         if writes and not counts:
             counts = not memory.isdisjoint(memory_of(legality.effects(node).writes))
-        # A view made under no_grad requires a gradient, too, but passes none on.
-        if counts and (node.op == "output" or legality.context(node).grad):
-            sources = _sources(node, found, memory)
+        if counts:
+            # A view made under no_grad requires a gradient, too, but passes none on.
+            grad = node.op == "output" or legality.context(node).grad
+            sources = _sources(node, found, memory) if grad else _given_back(node, found, legality)
             inputs = [n for n in sources if n in found or requires_grad(value_of(n))]
             found.update(inputs)
             if writes:
                 memory |= memory_of(inputs)
     return found
+
+
+def _given_back(node: Node, found: Set[Node], legality: Legality) -> list[Node]:
+    """What a call under no_grad has written to, if it gives that back and this counts: the tensor
+    that it was, with the gradient that it had."""
+    if node not in found:
+        return []
+    own = memory_of_one(node)
+    return [n for n in legality.effects(node).writes if not own.isdisjoint(memory_of_one(n))]
 
 
 def _sources(node: Node, found: Set[Node], memory: Set[int]) -> list[Node]:

@@ -106,3 +106,13 @@ def what_was_replaced_is_written_to_and_given_back(m, x, n):
     d, e = a.fill_(n), b.fill_(0)
     c.fill_(n)
     return e.to(x.dtype), e, d.reshape(-1, 1)
+
+
+@graphs((4, 6), modules=lambda: _linears(3, 6, 3), modes="train aot")
+def what_no_grad_writes_to_and_gives_back(m, x):
+    a, b, c = (layer(x) for layer in m.l)
+    d, e = (F.batch_norm(y, None, None, training=True) for y in (a, b))
+    with torch.no_grad():
+        f = d.add_(c)
+        g = torch.add(e, c, out=e)
+    return f, g
