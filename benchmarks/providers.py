@@ -138,12 +138,16 @@ def _upstream(name: str, before: dict[str, Any], after: dict[str, Any] | None = 
 
 
 def _optimus(
-    patterns: str, packed: bool = False, **options: Any
+    patterns: str, packed: bool = False, recompute: bool = False, **options: Any
 ) -> Callable[[Job], Callable[..., Tensor]]:
     def make(job: Job) -> Callable[..., Tensor]:
         packing = Packing(adopt=PackedOptimizer([job.optimizer]).adopt) if packed else None
         backend = OptimusBackend(
-            patterns, inner=job.inner, inner_options=options or None, packing=packing
+            patterns,
+            inner=job.inner,
+            inner_options=options or None,
+            recompute=recompute,
+            packing=packing,
         )
         job.notes = lambda: _notes(backend, packing)
         return torch.compile(job.module, backend=backend)  # type: ignore[call-overload]
@@ -186,6 +190,11 @@ _ALL = (
     Provider("optimus_horizontal_packed", _optimus("horizontal", packed=True)),
     Provider("optimus_all", _optimus("all")),
     Provider("optimus_packed", _optimus("all", packed=True)),
+    Provider(
+        "optimus_packed_recompute",
+        _optimus("all", packed=True, recompute=True),
+        needs_inductor=True,
+    ),
     Provider(
         "optimus_reduce_overhead",
         _optimus("all", packed=True, **{"triton.cudagraphs": True}),

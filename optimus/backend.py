@@ -11,7 +11,8 @@ from __future__ import annotations
 import inspect
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -44,9 +45,11 @@ class OptimusBackend:
     `report` grows by one record for each graph compiled. `inner` compiles what was rewritten,
     `inner_options` are inductor's config entries. With `verify` a rewritten graph is run beside the
     original on the inputs at hand first, and patterns that change the result are left out. With
-    `packing`, parameters that the rewritten graph stacks are stored as one tensor. With `graphs`,
-    what was compiled is replayed as CUDA graphs in the steps that these are told of. `explain`
-    names patterns of which `report.explanations` shall tell all about each graph.
+    `recompute`, inductor's backward pass makes anew what takes no GEMM to make, such as casts of
+    weights and activations: less memory for some microseconds. With `packing`, parameters that the
+    rewritten graph stacks are stored as one tensor. With `graphs`, what was compiled is replayed as
+    CUDA graphs in the steps that these are told of. `explain` names patterns of which
+    `report.explanations` shall tell all about each graph.
 
     Raises ValueError for unknown patterns, knobs, inner compilers and options, naming valid ones.
     """
@@ -60,6 +63,7 @@ class OptimusBackend:
         inner: str = "inductor",
         inner_options: Mapping[str, Any] | None = None,
         verify: bool = True,
+        recompute: bool = False,
         packing: Packing | None = None,
         graphs: Graphs | None = None,
         explain: str | Sequence[str] | None = None,
@@ -76,6 +80,7 @@ class OptimusBackend:
         self._inner = inner
         self._options = dict(inner_options or {})
         self._verify = verify
+        self._recompute = recompute
         self._packing = packing
         self._graphs = graphs
         self._strict = strict
@@ -271,7 +276,10 @@ class OptimusBackend:
         if self._inner == "inductor":
             from torch._inductor.compile_fx import compile_fx
 
-            compiled: Any = compile_fx(module, list(inputs), config_patches=self._options or None)
+            with _partitioned(self._recompute):
+                compiled: Any = compile_fx(
+                    module, list(inputs), config_patches=self._options or None
+                )
         else:
             compiled = torch._dynamo.lookup_backend(self._inner)(module, list(inputs))
         return cast(Compiled, compiled)
@@ -281,6 +289,18 @@ class OptimusBackend:
     ) -> None:
         report.fallback = f"{what} runs: {why}"
         log.warning("graph %d: %s", report.index, report.fallback, exc_info=error)
+
+
+@contextmanager
+def _partitioned(recompute: bool) -> Iterator[None]:
+    """What a compile saves for backward. By default PyTorch bans recomputing what a GEMM reads."""
+    if not recompute:
+        yield
+        return
+    from torch._functorch import config
+
+    with config.patch(ban_recompute_materialized_backward=False):
+        yield
 
 
 def note_lacking(reports: Sequence[PatternReport], selection: Selection) -> None:

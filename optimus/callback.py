@@ -68,6 +68,8 @@ class OptimusCallback(Callback):
         dynamic: As in torch.compile: None lets sizes become dynamic when they change.
         verify: Run a rewritten graph beside the original on the first batch, and leave out patterns
             that change its result.
+        recompute: Make in Inductor's backward pass anew what takes no GEMM to make (casts of
+            weights, activations) rather than keep it: less memory for some microseconds a step.
         packing: Store parameters that the rewritten graph stacks as one tensor; where the optimizer
             updates element by element and nothing reads single gradients, it steps on them as one.
         cuda_graphs: "off"; "model": Inductor's CUDA graphs of what is compiled; "step": compiled
@@ -114,6 +116,7 @@ class OptimusCallback(Callback):
         inner_options: Mapping[str, Any] | None = None,
         dynamic: bool | None = None,
         verify: bool = True,
+        recompute: bool = False,
         packing: bool = True,
         cuda_graphs: CudaGraphs = "off",
         explain: str | Sequence[str] | None = None,
@@ -133,6 +136,7 @@ class OptimusCallback(Callback):
             inner_options=inner_options,
             dynamic=dynamic,
             verify=verify,
+            recompute=recompute,
             packing=packing,
             cuda_graphs=cuda_graphs,
             explain=explain,

@@ -122,7 +122,20 @@ def copy_graph_module(module: GraphModule) -> GraphModule:
     graph.output(graph.graph_copy(module.graph, {}))
     copy = GraphModule(module, graph)
     copy.meta = dict(module.meta)
+    # Attributes by which Dynamo tells AOTAutograd what each input is. Without them no parameter is
+    # known to keep its address: CUDA graphs copy them all, and what is saved beside them counts.
+    if hasattr(module, _SOURCES):
+        setattr(copy, _SOURCES, getattr(module, _SOURCES))
+    nodes = (m.graph.find_nodes(op="placeholder") for m in (module, copy))
+    for node, twin in zip(*nodes, strict=True):
+        if hasattr(node, DYNAMO_SOURCE):
+            setattr(twin, DYNAMO_SOURCE, getattr(node, DYNAMO_SOURCE))
     return copy
+
+
+_SOURCES = "_param_name_to_source"
+DYNAMO_SOURCE = "_dynamo_source"
+"""Private attributes of PyTorch's, on a graph module from Dynamo and on its placeholders."""
 
 
 class _Run:

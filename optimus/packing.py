@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
+from optimus.driver import DYNAMO_SOURCE
 from optimus.joins import Join, read_join
 from optimus.legality import Legality, storages_of, tensor_of, value_of
 from optimus.packs import Pack, Part, View, ids, joined, objection
@@ -213,6 +214,7 @@ class _Substitution:
                 node.meta["example_value"] = fake
                 # As Dynamo marks parameters: the address stays, so CUDA graphs need not copy it.
                 node.meta["tensor_dict"] = {"_dynamo_static_input_type": "unguarded"}
+                setattr(node, DYNAMO_SOURCE, None)  # none of the user's variables
                 made.append(node)
         return made
 

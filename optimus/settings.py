@@ -38,6 +38,7 @@ class Settings:
     inner_options: Mapping[str, Any] | None = None
     dynamic: bool | None = None
     verify: bool = True
+    recompute: bool = False
     packing: bool = True
     cuda_graphs: CudaGraphs = "off"
     explain: str | Sequence[str] | None = None
@@ -86,6 +87,7 @@ class Settings:
             inner=self.inner,
             inner_options=self._inner_options(phase),
             verify=self.verify,
+            recompute=self.recompute and phase == "optimised",
             packing=packing,
             graphs=graphs,
             explain=self.explain if phase == "optimised" else None,

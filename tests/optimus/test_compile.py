@@ -7,8 +7,11 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch._functorch._aot_autograd.frontend_utils import _try_get_metadata_from_dynamo
 
 import optimus
+from optimus.backend import OptimusBackend
+from optimus.packing import Packing
 
 
 @pytest.mark.parametrize("kind", ["linear", "sequential"])
@@ -62,3 +65,75 @@ def test_an_unknown_option_is_refused_with_the_nearest() -> None:
     compiled = torch.compile(torch.relu, backend="optimus", options={"pattern": "all"})
     with pytest.raises(Exception, match="unknown option 'pattern'; nearest valid: patterns"):
         compiled(torch.ones(2))
+
+
+@pytest.mark.slow
+def test_what_needs_no_gemm_is_made_anew_for_the_backward_pass() -> None:
+    class Towers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.towers = nn.ModuleList(
+                nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.ReLU(), nn.Linear(32, 8))
+                for _ in range(4)
+            )
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cat([tower(x[:, i]) for i, tower in enumerate(self.towers)], 1)
+
+    torch.manual_seed(0)
+    model, x = Towers(), torch.randn(64, 4, 16)
+
+    def train(recompute: bool) -> tuple[int, list[torch.Tensor]]:
+        """Bytes kept for backward that are no parameter's, and the gradients."""
+        torch._dynamo.reset()
+        twin = optimus.compile(copy.deepcopy(model), recompute=recompute)
+        kept: dict[int, int] = {}
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            kept[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autocast("cpu", torch.bfloat16):
+            twin(x)  # compiled and verified, which keeps more
+        hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+        with hooks, torch.autocast("cpu", torch.bfloat16):
+            out = twin(x)
+        for parameter in twin.parameters():
+            kept.pop(parameter.untyped_storage().data_ptr(), None)
+        out.float().square().sum().backward()
+        gradients = [p.grad for p in twin.parameters() if p.grad is not None]
+        return sum(kept.values()), gradients
+
+    (plain, expected), (less, gradients) = train(False), train(True)
+    assert less < 0.8 * plain, (less, plain)
+    assert len(gradients) == len(list(model.parameters()))
+    for gradient, wanted in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(gradient, wanted)
+
+
+def test_the_compiler_still_knows_which_inputs_are_parameters() -> None:
+    """They keep their addresses: saving them costs nothing, CUDA graphs need not copy them."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.towers = nn.ModuleList(nn.Linear(4, 3) for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cat([tower(x[:, i]) for i, tower in enumerate(self.towers)], 1)
+
+    static: list[tuple[int, int]] = []
+
+    def backend(module: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:
+        descriptions: list[object] = []
+        known = _try_get_metadata_from_dynamo(module, {}.keys(), len(inputs), descriptions)
+        static.append((len(known[1]), len(inputs)))
+        return module.forward
+
+    for patterns in ("none", "all"):
+        torch._dynamo.reset()
+        optimus_backend = OptimusBackend(patterns, inner="eager", packing=Packing())
+        optimus_backend._compile = backend  # type: ignore[method-assign,assignment]
+        torch.compile(Model(), backend=optimus_backend)(torch.randn(5, 3, 4))
+    assert static == [(6, 7), (2, 3)]
