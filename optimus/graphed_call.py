@@ -9,7 +9,7 @@ until the next backward of the same graph.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -17,17 +17,8 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.fx import GraphModule
 
-from optimus.capture import (
-    MOST_CHANGES,
-    MOST_RECORDINGS,
-    CaptureError,
-    Recorded,
-    Results,
-    Session,
-    Settling,
-)
-
-Compiled = Callable[..., Any]
+from optimus.call_recording import CallRecording, Compiled, is_number, requires_grad
+from optimus.capture import MOST_CHANGES, MOST_RECORDINGS, CaptureError, Session, Settling
 
 
 def fixed_inputs(module: GraphModule) -> list[bool]:
@@ -53,11 +44,11 @@ class GraphedCall:
         self.declined = ""
         self.last_step = 0
         self._compiled = compiled
-        self._fixed = list(fixed)
         self._session = session
+        self._fix(fixed)
         self._settling = Settling()
         self._recordings = 0
-        self._recording: _Recording | None = None
+        self._recording: CallRecording | None = None
         self._watched: dict[tuple[Any, ...], _Watched] = {}
 
     def __call__(self, *args: Any) -> Any:
@@ -71,7 +62,7 @@ class GraphedCall:
             if not self._recording.pending:
                 return self._replay(self._recording, args)
         elif self._settling.is_settled(key, self.is_recorded) and self._record(args, key):
-            return self._replay(cast(_Recording, self._recording), args)
+            return self._replay(cast(CallRecording, self._recording), args)
         self.outside += 1
         return self._compiled(*args) if self.declined else self._run_outside(args, key)
 
@@ -91,21 +82,25 @@ class GraphedCall:
             self._session.static -= self._recording.gradient_addresses()
         self._recording = None
 
+    def _fix(self, fixed: Sequence[bool]) -> None:
+        """Mark the inputs that stay where they are."""
+        self._fixed = list(fixed)
+        self._own = [i for i, f in enumerate(self._fixed) if f]
+        self._given = [i for i, f in enumerate(self._fixed) if not f]
+
     def _key(self, args: Sequence[Any]) -> tuple[Any, ...]:
         """What must be the same in each replay. Dynamo has guarded types and modes before."""
         device = self._session.capture.device.type
-        return tuple(
-            arg.data_ptr() if fixed else _key_of(arg, device)
-            for arg, fixed in zip(args, self._fixed, strict=True)
-        )
+        places = tuple([args[i].data_ptr() for i in self._own])
+        return places, tuple([_key_of(args[i], device) for i in self._given])
 
     def _run_outside(self, args: Sequence[Any], key: tuple[Any, ...]) -> Any:
         """As without CUDA graphs, watching what would stand against them."""
         if self._recording is not None and self._recording.key == key:
             return self._compiled(*args)  # the second call in a step
-        self._fixed = [
-            f or isinstance(a, nn.Parameter) for a, f in zip(args, self._fixed, strict=True)
-        ]
+        self._fix(
+            [f or isinstance(a, nn.Parameter) for a, f in zip(args, self._fixed, strict=True)]
+        )
         given = [a for a, f in zip(args, self._fixed, strict=True) if not f]
         reason = next((r for a in given if (r := _objection(a, self._session.capture.device))), "")
         if reason:
@@ -144,7 +139,7 @@ class GraphedCall:
         self.drop()  # first, so that its memory can be used again
         self._recordings += 1
         try:
-            self._recording = _Recording(
+            self._recording = CallRecording(
                 self._compiled, self._fixed, args, watched.outputs, self._session
             )
             self._recording.key = key
@@ -155,122 +150,41 @@ class GraphedCall:
         self._session.static |= self._recording.gradient_addresses()
         return True
 
-    def _replay(self, recording: _Recording, args: Sequence[Any]) -> Any:
+    def _replay(self, recording: CallRecording, args: Sequence[Any]) -> Any:
         self.replays += 1
         self.last_step = self._session.step
-        results = recording.run_forward(args)
+        if not recording.differentiable or not recording.learning:
+            with torch.no_grad():
+                return [_copy(result) for result in recording.run_forward(args)]
         learning = [args[i] for i in recording.learning]
-        if not recording.differentiable or not learning:
-            return [_copy(result) for result in results]
-        return list(_Link.apply(recording, self._session, *learning))  # type: ignore[no-untyped-call]
-
-
-class _Recording:
-    """A graph's forward and backward in fixed memory.
-
-    `learning` are the positions of inputs that require gradients, `differentiable` those of outputs
-    that have them. While `pending`, forward has run and backward not yet.
-    """
-
-    def __init__(
-        self,
-        compiled: Compiled,
-        fixed: Sequence[bool],
-        args: Sequence[Any],
-        outputs: Sequence[torch.Tensor | None],
-        session: Session,
-    ) -> None:
-        self.key: tuple[Any, ...] = ()
-        self.pending = False
-        self.serial = 0
-        self.results: Results = []
-        self._compiled = compiled
-        self._live: Sequence[Any] = ()
-        device = session.capture.device
-        self._arguments = [_place(a, f, device) for a, f in zip(args, fixed, strict=True)]
-        self._copied = [
-            i
-            for i, fixed in enumerate(fixed)
-            if not fixed
-            and isinstance(args[i], torch.Tensor)
-            and not _is_number(args[i], device.type)
-        ]
-        self.learning = [i for i, a in enumerate(self._arguments) if _requires_grad(a)]
-        self.kept = [fixed[i] and args[i].is_leaf for i in self.learning]
-        self.differentiable = [i for i, o in enumerate(outputs) if _requires_grad(o)]
-        self._device_type = device.type
-        self._incoming = [
-            torch.zeros_like(cast(torch.Tensor, outputs[i]), device=device, requires_grad=False)
-            for i in self.differentiable
-        ]
-        self._gradients: Results = []
-        work = [self._forward]
-        if self.differentiable and self.learning:
-            work.append(self._backward)
-        self._recorded: list[Recorded] = session.record(work)
-
-    def gradient_addresses(self) -> set[int]:
-        """Where gradients of parameters are, as far as known."""
-        return {g.data_ptr() for g in self._gradients if g is not None}
-
-    def run_forward(self, args: Sequence[Any]) -> Results:
-        """Copy the inputs in and replay; the results are overwritten by the next replay."""
-        with torch.no_grad():
-            places = [self._arguments[i] for i in self._copied]
-            if places:
-                torch._foreach_copy_(places, [args[i] for i in self._copied])
-        self.pending = bool(self.differentiable)
-        self.serial += 1
-        self.results = self._recorded[0].replay()
-        return self.results
-
-    def run_backward(self, incoming: Sequence[torch.Tensor | None]) -> Results:
-        """Gradients of the inputs at `learning`; overwritten by the next replay."""
-        self.pending = False
-        for place, gradient in zip(self._incoming, incoming, strict=True):
-            place.zero_() if gradient is None else place.copy_(gradient)
-        self._gradients = self._recorded[1].replay()
-        return self._gradients
-
-    def _forward(self) -> Results:
-        self._live = self._compiled(*self._arguments)
-        return [o.detach() if isinstance(o, torch.Tensor) else o for o in self._live]
-
-    def _backward(self) -> Results:
-        live, self._live = self._live, ()
-        # Recorded within the user's forward, but backward never runs under autocast.
-        with torch.autocast(self._device_type, enabled=False):
-            gradients = torch.autograd.grad(
-                [live[i] for i in self.differentiable],
-                [self._arguments[i] for i in self.learning],
-                self._incoming,
-                allow_unused=True,
-            )
-        if any(g is not None and g.layout != torch.strided for g in gradients):
-            raise CaptureError("a gradient is sparse")
-        self._gradients = list(gradients)
-        return self._gradients
+        return list(_Link.apply(recording, self._session, args, *learning))  # type: ignore[no-untyped-call]
 
 
 class _Link(torch.autograd.Function):
     """Joins a replayed forward to its replayed backward."""
 
     @staticmethod
-    def forward(ctx: Any, recording: _Recording, session: Session, *learning: torch.Tensor) -> Any:
+    def forward(
+        ctx: Any,
+        recording: CallRecording,
+        session: Session,
+        args: Sequence[Any],
+        *learning: torch.Tensor,
+    ) -> Any:
+        results = recording.run_forward(args)
         ctx.recording, ctx.session, ctx.serial = recording, session, recording.serial
         # Not the other inputs: they are only kept until backward where it needs them.
         ctx.kept = [p for p, keep in zip(learning, recording.kept, strict=True) if keep]
         ctx.set_materialize_grads(False)
-        outputs = [_copy(result) for result in recording.results]
-        differentiable = set(recording.differentiable)
-        rest = [o for i, o in enumerate(outputs) if i not in differentiable]
-        ctx.mark_non_differentiable(*(o for o in rest if isinstance(o, torch.Tensor)))
+        outputs = [_copy(result) for result in results]
+        if recording.without_gradient:
+            ctx.mark_non_differentiable(*(outputs[i] for i in recording.without_gradient))
         return tuple(outputs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Any) -> Any:
-        recording: _Recording = ctx.recording
+        recording: CallRecording = ctx.recording
         if not recording.pending or recording.serial != ctx.serial:
             raise RuntimeError(
                 "cuda_graphs=step: backward through a compiled graph a second time, or in a later "
@@ -279,13 +193,8 @@ class _Link(torch.autograd.Function):
             )
         _move_out(ctx.kept, ctx.session.static)
         incoming = [gradients[i] for i in recording.differentiable]
-        found = recording.run_backward(incoming)
-        ctx.session.static |= recording.gradient_addresses()
-        handed = [
-            g if g is None else g.detach() if keep else g.clone()
-            for g, keep in zip(found, recording.kept, strict=True)
-        ]
-        return None, None, *handed
+        found = recording.run_backward(incoming, ctx.session.static)
+        return None, None, None, *recording.hand_out(found)
 
 
 def _move_out(parameters: Sequence[torch.Tensor], static: set[int]) -> None:
@@ -312,33 +221,24 @@ class _Watched:
     @property
     def is_unused(self) -> bool:
         """Whether it could have been gone back through and was not."""
-        return any(map(_requires_grad, self.outputs)) and not any(self.backwards)
+        return any(map(requires_grad, self.outputs)) and not any(self.backwards)
 
     def _count(self, index: int, gradient: torch.Tensor) -> None:
         self.backwards[index] += 1
-
-
-def _is_number(value: torch.Tensor, device_type: str) -> bool:
-    """Whether it is a Python number, as Dynamo passes those that change: a recording keeps it."""
-    return device_type != "cpu" and value.device.type == "cpu" and not value.dim()
-
-
-def _is_copied(value: Any, device_type: str) -> bool:
-    return isinstance(value, torch.Tensor) and not _is_number(value, device_type)
 
 
 def _key_of(value: Any, device_type: str) -> Any:
     """Of an input that is not the model's own, what must be the same in each replay."""
     if not isinstance(value, torch.Tensor):
         return value
-    if _is_number(value, device_type):
+    if is_number(value, device_type):
         return value.item()
     return value.shape, value.stride()
 
 
 def _objection(value: Any, device: torch.device) -> str:
     """Why an input that is not the model's own cannot be copied to a fixed place."""
-    if not isinstance(value, torch.Tensor) or _is_number(value, device.type):
+    if not isinstance(value, torch.Tensor) or is_number(value, device.type):
         return ""
     if value.device != device and value.device.type != device.type:
         return f"an input is on {value.device}, where a recording would not see it change"
@@ -352,19 +252,6 @@ def _objection(value: Any, device: torch.device) -> str:
     return ""
 
 
-def _place(value: Any, fixed: bool, device: torch.device) -> Any:
-    """What a recording reads in place of an input."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    if not fixed and _is_number(value, device.type):
-        return value.clone()
-    if fixed:
-        # Not the parameter itself, whose accumulation of gradients belongs to another stream.
-        return value.detach().requires_grad_(value.requires_grad)
-    place = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-    return place.requires_grad_(value.requires_grad)
-
-
 def _like(output: Any) -> torch.Tensor | None:
     """Shape, type and need of a gradient of an output, without its memory."""
     if not isinstance(output, torch.Tensor):
@@ -374,11 +261,7 @@ def _like(output: Any) -> torch.Tensor | None:
 
 
 def _copy(result: Any) -> Any:
-    return result.detach().clone() if isinstance(result, torch.Tensor) else result
-
-
-def _requires_grad(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.requires_grad
+    return result.clone() if isinstance(result, torch.Tensor) else result
 
 
 def _storages(values: Sequence[Any]) -> set[int]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import types
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, cast
 
 import torch
@@ -29,6 +29,7 @@ from optimus.capture import (
     Session,
     Settling,
 )
+from optimus.group_settings import GroupSettings
 from optimus.targets import describe
 
 # Those whose step count can be on the device; SGD counts none, but only its fused form reads a
@@ -168,10 +169,11 @@ class GraphedOptimizer:
         self._recorded: Recorded | None = None
         self._gradients: list[torch.Tensor] = []
         self._addresses: list[int] = []
-        self._before = optimizer.__dict__.get("step")
+        self._settings: GroupSettings | None = None
         self._own: Callable[[], Any] = optimizer.step
-        self._step = self._replacement()
-        optimizer.__dict__["step"] = self._step
+        self._put = [_Put(optimizer, "step", self._replacement())]
+        if type(optimizer).zero_grad is Optimizer.zero_grad and not self._put[0].has("zero_grad"):
+            self._put.append(_Put(optimizer, "zero_grad", _quick_zero_grad(optimizer)))
 
     def release(self) -> None:
         """Give the optimizer its own step back."""
@@ -179,11 +181,8 @@ class GraphedOptimizer:
             return
         self.drop()
         self._released = True  # whoever has wrapped this step meanwhile still calls it
-        attributes = self.optimizer.__dict__
-        if attributes.get("step") is self._step:
-            del attributes["step"]
-            if self._before is not None:
-                attributes["step"] = self._before
+        for put in self._put:
+            put.take_back()
         self._form.return_steps()
 
     def drop(self) -> None:
@@ -215,17 +214,17 @@ class GraphedOptimizer:
         return bool(self._released or self.declined or self._session.failure)
 
     def _update(self) -> None:
-        parameters = [p for p in self._parameters() if p.grad is not None]
+        parameters, gradients = self._parameters()
         key = self._describe(parameters)
         if self._recorded is not None and key == self._key:
             self._settling.replayed()
         elif not (
             self._settling.is_settled(key, self._recorded is not None)
-            and self._record(parameters, key)
+            and self._record(parameters, gradients, key)
         ):
             self._run_outside(parameters)
             return
-        self._replay(parameters)
+        self._replay(gradients)
 
     def _run_outside(self, parameters: Sequence[torch.Tensor]) -> None:
         self.outside += 1
@@ -238,22 +237,23 @@ class GraphedOptimizer:
         if self._settling.changes > MOST_CHANGES:
             self._decline("its settings or parameters change from step to step")
 
-    def _parameters(self) -> Iterator[torch.Tensor]:
-        for group in self.optimizer.param_groups:
-            yield from group["params"]
+    def _parameters(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Those that have a gradient, and the gradients."""
+        everything = [p for group in self.optimizer.param_groups for p in group["params"]]
+        gradients = [p.grad for p in everything]
+        if all(g is not None for g in gradients):
+            return everything, cast("list[torch.Tensor]", gradients)
+        some = [(p, g) for p, g in zip(everything, gradients, strict=True) if g is not None]
+        return [p for p, _ in some], [g for _, g in some]
 
     def _describe(self, parameters: Sequence[torch.Tensor]) -> tuple[Any, ...]:
         """What must be the same in each replay: parameters, states and settings but the rate."""
-        state: Any = self.optimizer.state
+        if self._settings is None or not self._settings.still_hold(self.optimizer.param_groups):
+            self._settings = GroupSettings(self.optimizer.param_groups)
         return (
-            tuple(p.data_ptr() for p in parameters),
-            tuple(id(state.get(p)) for p in parameters),
-            tuple(
-                (name, id(value) if isinstance(value, torch.Tensor) else repr(value))
-                for group in self.optimizer.param_groups
-                for name, value in group.items()
-                if name not in ("params", "lr")
-            ),
+            tuple(map(torch.Tensor.data_ptr, parameters)),
+            tuple(map(id, map(self.optimizer.state.get, parameters))),
+            self._settings.words,
         )
 
     def _decline(self, reason: str) -> None:
@@ -263,8 +263,9 @@ class GraphedOptimizer:
         self.drop()
         self._form.return_steps()
 
-    def _record(self, parameters: Sequence[torch.Tensor], key: Any) -> bool:
-        gradients = [cast(torch.Tensor, p.grad) for p in parameters]
+    def _record(
+        self, parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], key: Any
+    ) -> bool:
         if any(gradient.layout != torch.strided for gradient in gradients):
             self._decline("some gradients are sparse")
             return False
@@ -301,20 +302,55 @@ class GraphedOptimizer:
             _set_gradients(parameters, own)
         return []
 
-    def _replay(self, parameters: Sequence[torch.Tensor]) -> None:
+    def _replay(self, found: Sequence[torch.Tensor]) -> None:
         self.replays += 1
         self.last_step = self._session.step
         self._form.write_rates()
-        found = [cast(torch.Tensor, p.grad) for p in parameters]
-        moved = [
-            i
-            for i, (g, a) in enumerate(zip(found, self._addresses, strict=True))
-            if g.data_ptr() != a
-        ]
-        if moved:
+        addresses = list(map(torch.Tensor.data_ptr, found))
+        if addresses != self._addresses:
+            pairs = enumerate(zip(addresses, self._addresses, strict=True))
+            moved = [i for i, (now, then) in pairs if now != then]
             with torch.no_grad():
                 torch._foreach_copy_([self._gradients[i] for i in moved], [found[i] for i in moved])
         cast(Recorded, self._recorded).replay()
+
+
+class _Put:
+    """A method put in the place of an optimizer's own."""
+
+    def __init__(self, optimizer: Optimizer, name: str, method: Any) -> None:
+        self._attributes = optimizer.__dict__
+        self._name = name
+        self._method = method
+        self._before = self._attributes.get(name)
+        self._attributes[name] = method
+
+    def has(self, name: str) -> bool:
+        """Whether the optimizer, and not its class, has this attribute."""
+        return name in self._attributes
+
+    def take_back(self) -> None:
+        """Put back what was there, unless somebody else has replaced the method meanwhile."""
+        if self._attributes.get(self._name) is self._method:
+            del self._attributes[self._name]
+            if self._before is not None:
+                self._attributes[self._name] = self._before
+
+
+def _quick_zero_grad(optimizer: Optimizer) -> Any:
+    """What the optimizer's own does, without the host time that its profiling takes."""
+    own = optimizer.zero_grad
+
+    @functools.wraps(own)
+    def zero_grad(optimizer: Optimizer, set_to_none: bool = True) -> None:
+        if not set_to_none:
+            own(set_to_none=False)
+            return
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+    return types.MethodType(zero_grad, optimizer)
 
 
 def _set_gradients(

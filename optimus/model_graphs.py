@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from optimus.graphed_call import Compiled
+from optimus.call_recording import Compiled
 
 # A private name: where a release has another, reasons are in PyTorch's own log only.
 _LOG = "torch._inductor.cudagraph_utils.__cudagraphs"

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from operator import is_
+from operator import is_, itemgetter
 from typing import Any
 
 import torch
@@ -265,14 +265,14 @@ class _Slot:
     def __init__(self, packing: Packing, pack: Pack, at: Sequence[int | None]) -> None:
         self._packing = packing
         self._pack = pack
-        self._at = [i for i in at if i is not None]
+        self._taken_from = _picker([i for i in at if i is not None])
         self._taken = [n for n, i in enumerate(at) if i is not None]
         self._expected = [pack.members[n] for n in self._taken]
         self._others: dict[tuple[int, ...], Pack] = {}
 
     def whole(self, args: Sequence[Any], afterwards: list[Callable[[], None]]) -> torch.Tensor:
         """What to call the graph with, and what to do afterwards."""
-        members = [args[i] for i in self._at]
+        members = self._taken_from(args)
         if all(map(is_, members, self._expected)):
             return self._pack.as_input()
         pack = self._pack_of(members)
@@ -323,15 +323,22 @@ class _Calls:
 
     def __init__(self, slots: Sequence[_Slot], kept: Sequence[int]) -> None:
         self._slots = list(slots)
-        self._kept = list(kept)
+        self._kept = _picker(kept)
 
     def wrap(self, compiled: Compiled) -> Compiled:
         def call(*args: Any) -> Any:
             afterwards: list[Callable[[], None]] = []
             wholes = [slot.whole(args, afterwards) for slot in self._slots]
-            result = compiled(*wholes, *(args[i] for i in self._kept))
+            result = compiled(*wholes, *self._kept(args))
             for act in afterwards:
                 act()
             return result
 
         return call
+
+
+def _picker(at: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """What takes the arguments at these positions: hundreds of them in each step."""
+    if len(at) > 1:
+        return itemgetter(*at)
+    return lambda args: [args[i] for i in at]

@@ -27,8 +27,9 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from optimus.call_recording import Compiled
 from optimus.capture import Capture, Session
-from optimus.graphed_call import Compiled, GraphedCall
+from optimus.graphed_call import GraphedCall
 from optimus.graphed_optimizer import GraphedOptimizer, host_counts, objection
 
 

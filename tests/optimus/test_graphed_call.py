@@ -221,3 +221,85 @@ def test_a_recording_that_fails_costs_the_graphs_only(which: int) -> None:
     (remark,) = loop.graphs.remarks()
     assert "the host was asked" in remark
     assert "step" not in loop.optimizer.__dict__
+
+
+def test_gradients_are_handed_over_without_a_copy() -> None:
+    """A batched product's weight gradient comes transposed, which autograd would copy."""
+    loop = Loop(True)
+    for i in range(6):
+        loop.step(i)
+    loop.optimizer.zero_grad()
+    loop.begin()
+    loop.loss(6).backward()
+    assert loop.graphs is not None
+    leaves = [p for group in loop.optimizer.param_groups for p in group["params"]]
+    outside = {id(p) for p in loop.source.parameters()}
+    inside = [p for p in leaves if id(p) not in outside]
+    assert any(p.dim() == 3 for p in inside), "a pack"
+    for leaf in inside:
+        assert leaf.grad is not None
+        assert leaf.grad.data_ptr() in loop.graphs._session.static
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_the_gradient_of_an_input_lies_as_the_input_and_may_be_kept(transposed: bool) -> None:
+    loop = Loop(True)
+    kept: list[torch.Tensor] = []
+    for i in range(7):
+        loop.begin()
+        x = torch.full((16, 8), float(i)).t() if transposed else torch.full((8, 16), float(i))
+        x.requires_grad_()
+        loop.forward(x).square().sum().backward()
+        assert x.grad is not None
+        assert x.grad.stride() == x.stride()
+        kept.append(x.grad)
+        loop.end()
+    assert loop.replays == [4]
+    assert len({g.data_ptr() for g in kept}) == len(kept)
+
+
+def test_gradients_read_between_backward_and_the_step_are_those_of_the_batch() -> None:
+    def train(loop: Loop) -> Losses:
+        found: Losses = []
+        for i in range(8):
+            loop.optimizer.zero_grad()
+            loop.begin()
+            loop.loss(i).backward()
+            leaves = [p for group in loop.optimizer.param_groups for p in group["params"]]
+            found.append(float(nn.utils.clip_grad_norm_(leaves, 0.05)))
+            if i % 3:  # some steps are skipped
+                loop.optimizer.step()
+            loop.end()
+        return found
+
+    assert sum(both(train).replays) == 5
+
+
+def _halve(parameter: torch.Tensor) -> None:
+    assert parameter.grad is not None
+    parameter.grad.mul_(0.5)
+
+
+def test_hooks_on_a_parameter_run_with_each_gradient() -> None:
+    def train(loop: Loop) -> Losses:
+        found: Losses = []
+        weight = loop.module.head.weight
+        losses = [loop.step(i) for i in range(5)]
+        weight.register_hook(lambda g: found.append(float(g.sum())))
+        weight.register_post_accumulate_grad_hook(_halve)
+        return losses + [loop.step(i) for i in range(5, 9)] + found
+
+    assert both(train).replays == [6]
+
+
+def test_gradients_asked_for_by_name_come() -> None:
+    def train(loop: Loop) -> Losses:
+        losses = [loop.step(i) for i in range(5)]
+        loop.optimizer.zero_grad()
+        loop.begin()
+        (found,) = torch.autograd.grad(loop.loss(5), [loop.module.head.weight])
+        assert loop.module.head.weight.grad is None
+        loop.end()
+        return [*losses, *found.flatten().tolist()]
+
+    assert both(train).replays == [3]

@@ -14,6 +14,7 @@ from torch.optim import lr_scheduler
 
 from optimus.capture import Session
 from optimus.graphed_optimizer import _CAPTURABLE, GraphedOptimizer, host_counts, objection
+from optimus.group_settings import GroupSettings
 from tests.optimus.rerun import Rerun
 
 STEPS = 10
@@ -156,3 +157,83 @@ def test_counts_of_steps_are_saved_where_the_optimizer_keeps_them() -> None:
     saved = {"state": {0: {"step": step}}, "param_groups": [{"params": [0], "fused": True}]}
     optimizer = torch.optim.Adam([nn.Parameter(torch.ones(2))])
     assert host_counts(optimizer, saved)["state"][0]["step"] is step
+
+
+def test_gradients_are_dropped_or_zeroed_as_asked() -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.Adam([parameter], lr=0.1)
+    graphed = GraphedOptimizer(optimizer, Session(Rerun()))
+    gradient = parameter.grad = torch.ones(2)
+    optimizer.zero_grad(set_to_none=False)
+    assert parameter.grad is gradient
+    assert not gradient.any()
+    optimizer.zero_grad()
+    assert parameter.grad is None
+    assert "zero_grad" in optimizer.__dict__
+    assert "zero_grad" not in copy.deepcopy(optimizer).__dict__
+    graphed.release()
+    assert "zero_grad" not in optimizer.__dict__
+
+
+def test_a_zero_grad_of_the_users_own_stays() -> None:
+    optimizer = torch.optim.Adam([nn.Parameter(torch.ones(2))])
+    own = optimizer.__dict__["zero_grad"] = lambda: None
+    graphed = GraphedOptimizer(optimizer, Session(Rerun()))
+    assert optimizer.zero_grad is own
+    graphed.release()
+    assert optimizer.zero_grad is own
+
+
+Change = Callable[[torch.optim.Optimizer], object]
+
+
+def _add_group(optimizer: torch.optim.Optimizer) -> None:
+    new = nn.Parameter(torch.ones(3))
+    new.grad = torch.ones(3)
+    optimizer.add_param_group({"params": [new], "lr": 0.3})
+
+
+def _change_betas_in_place(optimizer: torch.optim.Optimizer) -> None:
+    optimizer.param_groups[0]["betas"][0] = 0.1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda o: o.param_groups[0].update(weight_decay=0.5),
+        lambda o: o.param_groups[0].update(betas=[0.5, 0.9]),
+        _change_betas_in_place,
+        lambda o: o.param_groups[0].update(maximize=True),
+        lambda o: o.param_groups[0]["params"].pop(),
+        _add_group,
+    ],
+)
+def test_settings_that_change_after_recording_act(change: Change) -> None:
+    found: list[list[torch.Tensor]] = []
+    for capture in (None, Rerun()):
+        parameters = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))]
+        optimizer = torch.optim.AdamW(parameters, lr=0.1)
+        optimizer.param_groups[0]["betas"] = [0.9, 0.999]
+        if capture is not None:
+            graphed = GraphedOptimizer(optimizer, Session(capture))
+        for i in range(12):
+            if i == 6:
+                change(optimizer)
+            for n, parameter in enumerate(parameters):
+                parameter.grad = torch.full((2,), float(i + n))
+            optimizer.step()
+        found.append([p.detach() for group in optimizer.param_groups for p in group["params"]])
+    assert graphed.replays > 5, "before and after the change"
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_frozen_setting_is_not_described_anew_and_one_that_changes_is() -> None:
+    groups = [{"params": [], "lr": 0.1, "betas": (0.9, 0.99), "eps": 1e-8}]
+    settings = GroupSettings(groups)
+    groups[0]["lr"] = 0.2
+    assert settings.still_hold(groups)
+    groups[0]["eps"] = 1e-6
+    assert not settings.still_hold(groups)
+    groups[0]["eps"] = [1e-6]
+    assert not GroupSettings(groups).still_hold(groups), "it could change in place"

@@ -1,0 +1,159 @@
+"""A compiled graph's forward and backward, recorded in fixed memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+
+from optimus.capture import CaptureError, Recorded, Results, Session
+
+Compiled = Callable[..., Any]
+
+
+class CallRecording:
+    """A graph's forward and backward in fixed memory.
+
+    `learning` are the positions of inputs that require gradients, `differentiable` those of outputs
+    that have them. While `pending`, forward has run and backward not yet.
+    """
+
+    def __init__(
+        self,
+        compiled: Compiled,
+        fixed: Sequence[bool],
+        args: Sequence[Any],
+        outputs: Sequence[torch.Tensor | None],
+        session: Session,
+    ) -> None:
+        self.key: tuple[Any, ...] = ()
+        self.pending = False
+        self.serial = 0
+        self._compiled = compiled
+        self._live: Sequence[Any] = ()
+        device = session.capture.device
+        self._arguments = [_place(a, f, device) for a, f in zip(args, fixed, strict=True)]
+        self._copied = [
+            i
+            for i, fixed in enumerate(fixed)
+            if not fixed
+            and isinstance(args[i], torch.Tensor)
+            and not is_number(args[i], device.type)
+        ]
+        self._places = [self._arguments[i] for i in self._copied]
+        self.learning = [i for i, a in enumerate(self._arguments) if requires_grad(a)]
+        self._are_leaves = [args[i].is_leaf for i in self.learning]
+        self.kept = [fixed[i] and args[i].is_leaf for i in self.learning]
+        self.differentiable = [i for i, o in enumerate(outputs) if requires_grad(o)]
+        self.without_gradient = [i for i, o in enumerate(outputs) if _is_constant(o)]
+        self._device_type = device.type
+        self._incoming = [
+            torch.zeros_like(cast(torch.Tensor, outputs[i]), device=device, requires_grad=False)
+            for i in self.differentiable
+        ]
+        self._gradients: Results = []
+        work = [self._forward]
+        if self.differentiable and self.learning:
+            work.append(self._backward)
+        self._recorded: list[Recorded] = session.record(work)
+
+    def gradient_addresses(self) -> set[int]:
+        """Where gradients of parameters are, as far as known."""
+        return {g.data_ptr() for g in self._gradients if g is not None}
+
+    def run_forward(self, args: Sequence[Any]) -> Results:
+        """Copy the inputs in and replay; the results are overwritten by the next replay.
+
+        To be called without gradients.
+        """
+        if self._places:
+            torch._foreach_copy_(self._places, [args[i] for i in self._copied])
+        self.pending = bool(self.differentiable)
+        self.serial += 1
+        return self._recorded[0].replay()
+
+    def run_backward(self, incoming: Sequence[torch.Tensor | None], static: set[int]) -> Results:
+        """Gradients of the inputs at `learning`; overwritten by the next replay.
+
+        Their addresses are added to `static`.
+        """
+        self.pending = False
+        for place, gradient in zip(self._incoming, incoming, strict=True):
+            place.zero_() if gradient is None else place.copy_(gradient)
+        found = self._recorded[1].replay()
+        if found is not self._gradients:
+            self._gradients = found
+            static |= self.gradient_addresses()
+        return found
+
+    def _forward(self) -> Results:
+        self._live = self._compiled(*self._arguments)
+        return [o.detach() if isinstance(o, torch.Tensor) else o for o in self._live]
+
+    def _backward(self) -> Results:
+        live, self._live = self._live, ()
+        # Recorded within the user's forward, but backward never runs under autocast.
+        with torch.autocast(self._device_type, enabled=False):
+            gradients = torch.autograd.grad(
+                [live[i] for i in self.differentiable],
+                [self._arguments[i] for i in self.learning],
+                self._incoming,
+                allow_unused=True,
+            )
+        if any(g is not None and g.layout != torch.strided for g in gradients):
+            raise CaptureError("a gradient is sparse")
+        # In the layout that a parameter's gradient has: in another one it is copied outside.
+        self._gradients = [
+            _laid_out(g, self._arguments[i]) if keep and g is not None else g
+            for i, g, keep in zip(self.learning, gradients, self.kept, strict=True)
+        ]
+        return self._gradients
+
+    def hand_out(self, gradients: Results) -> Results:
+        """Gradients that their receivers may keep: those of parameters until the next replay."""
+        return [
+            g if g is None else g.detach() if keep else _copied(g, self._arguments[i], leaf)
+            for i, g, keep, leaf in zip(
+                self.learning, gradients, self.kept, self._are_leaves, strict=True
+            )
+        ]
+
+
+def is_number(value: torch.Tensor, device_type: str) -> bool:
+    """Whether it is a Python number, as Dynamo passes those that change: a recording keeps it."""
+    return device_type != "cpu" and value.device.type == "cpu" and not value.dim()
+
+
+def _place(value: Any, fixed: bool, device: torch.device) -> Any:
+    """What a recording reads in place of an input."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if not fixed and is_number(value, device.type):
+        return value.clone()
+    if fixed:
+        # Not the parameter itself, whose accumulation of gradients belongs to another stream.
+        return value.detach().requires_grad_(value.requires_grad)
+    place = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    return place.requires_grad_(value.requires_grad)
+
+
+def _laid_out(gradient: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The gradient itself if it lies as autograd wants a leaf's to lie, else a copy that does."""
+    if gradient.stride() == like.stride():
+        return gradient
+    return torch.empty_like(like, dtype=gradient.dtype, requires_grad=False).copy_(gradient)
+
+
+def _copied(gradient: torch.Tensor, like: torch.Tensor, leaf: bool) -> torch.Tensor:
+    """A copy; of a leaf's gradient, so that autograd need not make another."""
+    copy = _laid_out(gradient, like) if leaf else gradient
+    return gradient.clone() if copy is gradient else copy
+
+
+def _is_constant(output: Any) -> bool:
+    return isinstance(output, torch.Tensor) and not output.requires_grad
+
+
+def requires_grad(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
