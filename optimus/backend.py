@@ -46,7 +46,7 @@ class OptimusBackend:
     `inner_options` are inductor's config entries. With `verify` a rewritten graph is run beside the
     original on the inputs at hand first, and patterns that change the result are left out. With
     `recompute`, inductor's backward pass makes anew what takes no GEMM to make, such as casts of
-    weights and activations: less memory for some microseconds. With `packing`, parameters that the
+    weights and activations: less is kept, more is computed. With `packing`, parameters that the
     rewritten graph stacks are stored as one tensor. With `graphs`, what was compiled is replayed as
     CUDA graphs in the steps that these are told of. `explain` names patterns of which
     `report.explanations` shall tell all about each graph.
@@ -299,7 +299,12 @@ def _partitioned(recompute: bool) -> Iterator[None]:
         return
     from torch._functorch import config
 
-    with config.patch(ban_recompute_materialized_backward=False):
+    ban = "ban_recompute_materialized_backward"  # private: a later PyTorch may not have it
+    if not hasattr(config, ban):
+        log.warning("recompute: this PyTorch has no %s, the backward pass is as ever", ban)
+        yield
+        return
+    with config.patch({ban: False}):
         yield
 
 

@@ -36,8 +36,8 @@ class CallRecording:
         self._arguments = [_place(a, f, device) for a, f in zip(args, fixed, strict=True)]
         self._copied = [
             i
-            for i, fixed in enumerate(fixed)
-            if not fixed
+            for i, stays in enumerate(fixed)
+            if not stays
             and isinstance(args[i], torch.Tensor)
             and not is_number(args[i], device.type)
         ]
@@ -108,6 +108,7 @@ class CallRecording:
             _laid_out(g, self._arguments[i]) if keep and g is not None else g
             for i, g, keep in zip(self.learning, gradients, self.kept, strict=True)
         ]
+        _part_company(self._gradients, self.kept)
         return self._gradients
 
     def hand_out(self, gradients: Results) -> Results:
@@ -143,6 +144,28 @@ def _laid_out(gradient: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     if gradient.stride() == like.stride():
         return gradient
     return torch.empty_like(like, dtype=gradient.dtype, requires_grad=False).copy_(gradient)
+
+
+def _part_company(gradients: list[torch.Tensor | None], kept: Sequence[bool]) -> None:
+    """Copy gradients of parameters that lie where another's does: each is written to in place."""
+    taken: list[tuple[int, int]] = []
+    for i, (gradient, keep) in enumerate(zip(gradients, kept, strict=True)):
+        if gradient is None or not keep or not gradient.numel():
+            continue
+        begin, end = _extent(gradient)
+        if any(begin < e and b < end for b, e in taken):
+            gradients[i] = gradient.clone()
+        else:
+            taken.append((begin, end))
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """The first byte of a tensor and the one behind its last."""
+    last = sum(
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    begin = tensor.data_ptr()
+    return begin, begin + (last + 1) * tensor.element_size()
 
 
 def _copied(gradient: torch.Tensor, like: torch.Tensor, leaf: bool) -> torch.Tensor:

@@ -69,7 +69,7 @@ class OptimusCallback(Callback):
         verify: Run a rewritten graph beside the original on the first batch, and leave out patterns
             that change its result.
         recompute: Make in Inductor's backward pass anew what takes no GEMM to make (casts of
-            weights, activations) rather than keep it: less memory for some microseconds a step.
+            weights, activations) rather than keep it: less is kept, more is computed.
         packing: Store parameters that the rewritten graph stacks as one tensor; where the optimizer
             updates element by element and nothing reads single gradients, it steps on them as one.
         cuda_graphs: "off"; "model": Inductor's CUDA graphs of what is compiled; "step": compiled

@@ -22,7 +22,7 @@ from torch.fx import Graph, GraphModule, Node
 from optimus.driver import DYNAMO_SOURCE
 from optimus.joins import Join, read_join
 from optimus.legality import Legality, storages_of, tensor_of, value_of
-from optimus.packs import Pack, Part, View, ids, joined, objection
+from optimus.packs import Pack, Part, View, ids, joined, misplaced, objection
 from optimus.updates import Counters, counters_of, drop_write_backs, is_buffer, is_written_back
 from optimus.values import fake_mode_of
 
@@ -123,7 +123,11 @@ class Packing:
             self._decline(reason)
             return
         tensor = tensor_of(join)
-        self.make(members, parts, tensor.shape if tensor is not None else (len(members),))
+        shape = tensor.shape if tensor is not None else (len(members),)
+        if members[0].is_cuda and misplaced(members[0], parts, shape):
+            self._decline("parameters would not begin at multiples of 16 bytes")
+            return
+        self.make(members, parts, shape)
 
     def _decline(self, reason: str) -> None:
         self.declined[reason] = self.declined.get(reason, 0) + 1

@@ -148,6 +148,22 @@ def objection(members: Sequence[torch.Tensor]) -> str | None:
     return None
 
 
+def misplaced(first: torch.Tensor, parts: Sequence[Part], shape: Sequence[int]) -> bool:
+    """Whether members alike to `first` would not begin at multiples of 16 bytes.
+
+    Triton kernels of graphs that are compiled already, ours or the user's, read vectors of that
+    size where a parameter was so aligned, and nothing looks again. Single numbers are read alone.
+    """
+    whole = torch.empty(tuple(shape), dtype=first.dtype, device="meta")
+    places = [part.of(whole) for part in parts]
+    size = first.element_size()
+    return any(p.numel() > 1 and p.storage_offset() * size % ALIGNMENT for p in places)
+
+
+ALIGNMENT = 16
+"""Bytes."""
+
+
 def ids(tensors: Iterable[torch.Tensor]) -> set[int]:
     """Identities of tensors."""
     return set(map(id, tensors))

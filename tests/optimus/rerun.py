@@ -45,9 +45,22 @@ class _Rerun:
         """Run the work, and put its results where the first ones are."""
         found = self._work()
         if self._results is None:
-            self._results = [r.clone() if isinstance(r, torch.Tensor) else r for r in found]
+            self._results = _copies(found)
         else:
             for place, result in zip(self._results, found, strict=True):
                 if isinstance(place, torch.Tensor):
                     place.copy_(result)
         return self._results
+
+
+def _copies(results: Results) -> Results:
+    """Copies that share memory with one another as the results do: a recording hands out these."""
+    storages: dict[int, torch.UntypedStorage] = {}
+    return [_copy(r, storages) if isinstance(r, torch.Tensor) else r for r in results]
+
+
+def _copy(result: torch.Tensor, storages: dict[int, torch.UntypedStorage]) -> torch.Tensor:
+    storage = result.untyped_storage()
+    copied = storages.setdefault(storage._cdata, storage.clone())
+    empty = torch.empty(0, dtype=result.dtype, device=result.device)
+    return empty.set_(copied, result.storage_offset(), result.shape, result.stride())

@@ -280,6 +280,34 @@ def _halve(parameter: torch.Tensor) -> None:
     parameter.grad.mul_(0.5)
 
 
+class _TwoBiases(nn.Module):
+    """The gradient of both biases is one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.deep = nn.Linear(16, 8)
+        self.shared, self.own = nn.Parameter(torch.zeros(8)), nn.Parameter(torch.zeros(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.deep(x)) + (self.shared + self.own)
+
+
+def test_gradients_that_are_one_tensor_are_scaled_once() -> None:
+    found: list[list[float]] = []
+    for graphed in (False, True):
+        loop = Loop(graphed, _TwoBiases)
+        for i in range(6):
+            loop.optimizer.zero_grad()
+            loop.begin()
+            loop.loss(i).backward()
+            nn.utils.clip_grad_norm_(loop.module.parameters(), 0.01)
+            loop.optimizer.step()
+            loop.end()
+        found.append([float(p.grad.norm()) for p in loop.module.parameters() if p.grad is not None])
+    assert found[0] == found[1]
+    assert loop.replays == [3]
+
+
 def test_hooks_on_a_parameter_run_with_each_gradient() -> None:
     def train(loop: Loop) -> Losses:
         found: Losses = []

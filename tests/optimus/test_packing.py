@@ -13,6 +13,7 @@ from torch import nn
 from optimus.backend import OptimusBackend
 from optimus.packed_optimizer import PackedOptimizer
 from optimus.packing import Packing
+from optimus.packs import Part, misplaced
 
 
 class Towers(nn.Module):
@@ -279,3 +280,12 @@ def test_what_must_not_be_packed_is_not(kind: type[Towers]) -> None:
     kept = {Tied: (), Frozen: (2,), Returned: range(4)}[kind]
     assert not {id(model.towers[i].weight) for i in kept} & packed
     torch.testing.assert_close(out, model(x))
+
+
+@pytest.mark.parametrize(
+    ("width", "wrong"), [(4, False), (8, False), (6, True), (3, True), (1, False)]
+)
+def test_parameters_begin_where_vectors_are_read(width: int, wrong: bool) -> None:
+    """Where they do not, a Triton kernel compiled before they were moved fails on a GPU."""
+    parts = [Part((("select", (0, i)),)) for i in range(3)]
+    assert misplaced(torch.zeros(width), parts, (3, width)) == wrong

@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Node, symbolic_trace
 from optimus.backend import OptimusBackend, copy_graph_module
 from optimus.driver import Phase
 from optimus.editor import Editor
-from optimus.gaps import Gap, compare, pool, worst
+from optimus.gaps import Gap, compare, on_average, pool, worst
 from optimus.pattern import Match, Miss, Pattern
 from optimus.pipeline import Selection
 from optimus.verify import CannotVerify, Verifier, guilty, nearby, trace
@@ -179,6 +179,57 @@ def test_statistics_in_float32_of_half_precision_may_differ_by_part_of_its_round
     assert run(3e-4, False) is None
     assert run(0.0, True) is not None
     assert run(3e-3, False) is not None
+
+
+def _keeps_a_mean(x: torch.Tensor, w: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
+    mean.copy_(mean * 0.9 + (x @ w).float().mean(0) * 0.1)
+    return x.bfloat16() @ w.bfloat16()
+
+
+def _forgets_the_mean(x: torch.Tensor, w: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
+    mean.copy_(mean)
+    return x.bfloat16() @ w.bfloat16()
+
+
+def _forgets_a_weight(x: torch.Tensor, w: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
+    result = _keeps_a_mean(x, w, mean)
+    w.detach().mul_(1 + 1e-4)
+    return result
+
+
+@pytest.mark.parametrize("wrong", [_forgets_the_mean, _forgets_a_weight])
+def test_what_is_written_is_judged_by_itself_however_large_other_inputs_are(
+    wrong: Callable[..., object],
+) -> None:
+    torch.manual_seed(0)
+    inputs = [torch.randn(64, 4) * 1000, torch.randn(4, 4) * 1e-4, torch.zeros(4)]
+    original = Captured(_keeps_a_mean, inputs)
+    difference = Verifier(original.module, original.inputs).difference
+    assert difference(Captured(_keeps_a_mean, inputs).module) is None
+    assert "input" in str(difference(Captured(wrong, inputs).module))
+
+
+def test_a_graph_that_fails_on_data_nearby_is_told() -> None:
+    def wrong(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        torch._assert(x[0, 0] == 2, "not these data")
+        y = (x @ w).relu()
+        return y, y.sum(0) * (1 + 1e-5)
+
+    inputs = _inputs()
+    inputs[0].data[0, 0] = 2
+    found = Verifier(_graph(_original), inputs).difference(_graph(wrong))
+    assert found is not None
+    assert "data nearby" in found
+
+
+def test_what_is_plainly_wrong_on_the_data_at_hand_stays_so() -> None:
+    usual = {"x": Gap(own=1.0, error=1.0)}
+    for error, is_wrong in ((2.5, False), (40.0, True)):
+        first = {"x": Gap(own=0.1, error=error)}
+        pooled = first
+        for _ in range(32):
+            pooled = pool(pooled, usual)
+        assert (worst(on_average(first, pooled, 33)) is not None) == is_wrong
 
 
 def test_data_nearby_share_memory_and_keep_signs_and_zeros() -> None:
