@@ -11,8 +11,8 @@ from __future__ import annotations
 import inspect
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -291,21 +291,16 @@ class OptimusBackend:
         log.warning("graph %d: %s", report.index, report.fallback, exc_info=error)
 
 
-@contextmanager
-def _partitioned(recompute: bool) -> Iterator[None]:
+def _partitioned(recompute: bool) -> AbstractContextManager[Any]:
     """What a compile saves for backward. By default PyTorch bans recomputing what a GEMM reads."""
-    if not recompute:
-        yield
-        return
     from torch._functorch import config
 
     ban = "ban_recompute_materialized_backward"  # private: a later PyTorch may not have it
-    if not hasattr(config, ban):
+    if recompute and hasattr(config, ban):
+        return cast(AbstractContextManager[Any], config.patch({ban: False}))
+    if recompute:
         log.warning("recompute: this PyTorch has no %s, the backward pass is as ever", ban)
-        yield
-        return
-    with config.patch({ban: False}):
-        yield
+    return nullcontext()
 
 
 def note_lacking(reports: Sequence[PatternReport], selection: Selection) -> None:

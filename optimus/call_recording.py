@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 
 from optimus.capture import CaptureError, Recorded, Results, Session
+from optimus.values import requires_grad
 
 Compiled = Callable[..., Any]
 
@@ -176,7 +177,3 @@ def _copied(gradient: torch.Tensor, like: torch.Tensor, leaf: bool) -> torch.Ten
 
 def _is_constant(output: Any) -> bool:
     return isinstance(output, torch.Tensor) and not output.requires_grad
-
-
-def requires_grad(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.requires_grad

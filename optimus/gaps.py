@@ -66,9 +66,7 @@ def compare(
         if name in expected.untouched:
             gaps[name] = _unless_equal(value, actual.values.get(name))
             continue
-        # What is written to an input is judged by itself: others may hold numbers of any size.
-        scale = _root_mean_square(value) if _is_input(name) else scales[_kind(name)]
-        gap = _gap(value, actual.values.get(name), exact.get(name), scale)
+        gap = _gap(value, actual.values.get(name), exact.get(name), scales[_kind(name)])
         if value is not None:
             more = rounding + (gradient_error if _is_gradient(name) else 0.0)
             gap = replace(gap, slack=gap.slack + more * _norm(value))
@@ -120,10 +118,6 @@ def _is_gradient(name: str) -> bool:
     return name.startswith("gradient")
 
 
-def _is_input(name: str) -> bool:
-    return name.startswith("input")
-
-
 def pool(gaps: dict[str, Gap], more: dict[str, Gap]) -> dict[str, Gap]:
     """The gaps of several runs as those of one that is longer."""
     return {
@@ -164,16 +158,19 @@ def describe(found: tuple[str, Gap] | None) -> str | None:
 
 
 def _kind(name: str) -> str:
-    return name.rstrip("0123456789")
+    """What has one scale. An input is by itself: others may hold numbers of any size."""
+    return name if name.startswith("input") else name.rstrip("0123456789")
 
 
 def _scales(run: Trace) -> dict[str, float]:
-    """The largest root mean square among the outputs, the gradients, the inputs.
+    """The largest root mean square among the outputs and the gradients; each written input's own.
 
     A gradient that is zero but for rounding is judged by the size of its kind, not by its own.
     """
     scales: dict[str, float] = {}
     for name, value in run.values.items():
+        if name in run.untouched:
+            continue
         scales[_kind(name)] = max(scales.get(_kind(name), 0.0), _root_mean_square(value))
     return scales
 

@@ -17,8 +17,9 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.fx import GraphModule
 
-from optimus.call_recording import CallRecording, Compiled, is_number, requires_grad
+from optimus.call_recording import CallRecording, Compiled, is_number
 from optimus.capture import MOST_CHANGES, MOST_RECORDINGS, CaptureError, Session, Settling
+from optimus.values import requires_grad
 
 
 def fixed_inputs(module: GraphModule) -> list[bool]:

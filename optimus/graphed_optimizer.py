@@ -172,7 +172,8 @@ class GraphedOptimizer:
         self._settings: GroupSettings | None = None
         self._own: Callable[[], Any] = optimizer.step
         self._put = [_Put(optimizer, "step", self._replacement())]
-        if type(optimizer).zero_grad is Optimizer.zero_grad and not self._put[0].has("zero_grad"):
+        is_usual = type(optimizer).zero_grad is Optimizer.zero_grad
+        if is_usual and "zero_grad" not in optimizer.__dict__:
             self._put.append(_Put(optimizer, "zero_grad", _quick_zero_grad(optimizer)))
 
     def release(self) -> None:
@@ -324,10 +325,6 @@ class _Put:
         self._method = method
         self._before = self._attributes.get(name)
         self._attributes[name] = method
-
-    def has(self, name: str) -> bool:
-        """Whether the optimizer, and not its class, has this attribute."""
-        return name in self._attributes
 
     def take_back(self) -> None:
         """Put back what was there, unless somebody else has replaced the method meanwhile."""

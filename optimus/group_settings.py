@@ -8,12 +8,15 @@ from typing import Any
 
 import torch
 
+_OTHER = ("params", "lr")
+"""What a replay reads anew, or is told otherwise of."""
+
 
 class GroupSettings:
     """The settings of parameter groups but the rates: in `words`, to compare them."""
 
     def __init__(self, groups: Sequence[dict[str, Any]]) -> None:
-        named = [item for g in groups for item in g.items() if item[0] not in ("params", "lr")]
+        named = [item for g in groups for item in g.items() if item[0] not in _OTHER]
         self.words = tuple(
             (name, id(value) if isinstance(value, torch.Tensor) else repr(value))
             for name, value in named
@@ -26,7 +29,7 @@ class GroupSettings:
         """Whether these are the same settings; where in doubt, not."""
         if not self._is_frozen:
             return False
-        now = [v for g in groups for n, v in g.items() if n not in {"params", "lr"}]
+        now = [v for g in groups for n, v in g.items() if n not in _OTHER]
         return len(now) == len(self._values) and all(map(is_, now, self._values))
 
 

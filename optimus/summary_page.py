@@ -190,12 +190,16 @@ def _patterns(patterns: Sequence[Mapping[str, Any]]) -> str:
             "; ".join([*_needs(p), *(f"{m['reason']} ({m['count']})" for m in _by_count(p))]),
         ]
         for p in patterns
-        if p["anchors"] or p["fired"] or p["lacks"]
+        if _has_row(p)
     ]
     head = ["pattern", "family", "anchors", "fired", "nodes", "seconds", "missed because"]
-    idle = [p["name"] for p in patterns if not (p["anchors"] or p["fired"] or p["lacks"])]
+    idle = [p["name"] for p in patterns if not _has_row(p)]
     note = f"nothing to look at for: {', '.join(idle)}" if idle else ""
     return _table(head, rows, numbers_from=2, numbers_to=6) + _paragraphs([note])
+
+
+def _has_row(pattern: Mapping[str, Any]) -> bool:
+    return bool(pattern["anchors"] or pattern["fired"] or pattern["lacks"])
 
 
 def _needs(pattern: Mapping[str, Any]) -> list[str]:
