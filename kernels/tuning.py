@@ -68,12 +68,16 @@ def choose(
         return tiles[0]
     device = torch.cuda.current_device() if torch.cuda.is_available() else -1
     key = _key(op, tuple(sizes), dtype, tuple(tiles), device)
-    if _chosen().get(key, len(tiles)) not in range(len(tiles)):
+    chosen, valid = _chosen(), range(len(tiles))
+    if chosen.get(key) not in valid:
         if torch.cuda.is_current_stream_capturing():
             return tiles[0]
-        _chosen()[key] = tiles.index(_fastest(tiles, run))
+        chosen.pop(key, None)
+        chosen.update(_read() | chosen)  # another process may have measured meanwhile
+    if chosen.get(key) not in valid:
+        chosen[key] = tiles.index(_fastest(tiles, run))
         _save()
-    return tiles[_chosen()[key]]
+    return tiles[chosen[key]]
 
 
 @contextmanager

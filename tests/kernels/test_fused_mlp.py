@@ -90,6 +90,27 @@ def test_is_as_accurate_as_plain_pytorch(
     checks.against(_op(layers, "relu", last), _plain(layers, "relu", last), inputs)
 
 
+# Widths that the compiler lays out in different ways; a fault of it may need one of them.
+MANY_NETWORKS = [
+    (5, 6, 4),
+    (64, 32, 16),
+    (40, 512, 32),
+    (100, 20, 200, 2),
+    (256, 128, 64, 1),
+    (13, 512, 256, 128),
+    (16, 64, 32, 16, 8),
+    (30, 100, 50, 25, 1),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sizes", MANY_NETWORKS)
+def test_is_as_accurate_for_many_networks(sizes: tuple[int, ...]) -> None:
+    layers = len(sizes) - 1
+    inputs = _inputs(300, *sizes, dtype=torch.bfloat16, device="cuda")
+    checks.against(_op(layers, "silu"), _plain(layers, "silu"), inputs)
+
+
 @pytest.mark.parametrize("device", checks.DEVICES)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_every_activation_is_right(activation: str, device: str) -> None:

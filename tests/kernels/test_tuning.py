@@ -54,6 +54,22 @@ def test_the_choice_outlives_the_process(runs: list[Tile]) -> None:
     assert runs, "other sizes are measured anew"
 
 
+def test_what_another_process_measured_meanwhile_is_not_measured_again(
+    runs: list[Tile], tmp_path: Path
+) -> None:
+    _choose(runs, rows=2000)
+    mine = (tmp_path / "tiles.json").read_text()
+    _choose(runs)
+    both = (tmp_path / "tiles.json").read_text()
+    (tmp_path / "tiles.json").write_text(mine)
+    tuning._chosen.cache_clear()
+    _choose(runs, rows=2000)  # this process has read the file
+    (tmp_path / "tiles.json").write_text(both)
+    runs.clear()
+    assert _choose(runs) == FAST
+    assert not runs
+
+
 @pytest.mark.parametrize("content", ["", "[]", '{"x": "y"}', "\x00"])
 def test_an_unreadable_cache_is_measured_anew(
     content: str, runs: list[Tile], tmp_path: Path
