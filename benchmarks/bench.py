@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.models import BenchmarkModel, Inputs, SizeName
-from benchmarks.providers import Inner, Job, Provider, autocast, loss_of
+from benchmarks.providers import Inner, Job, Provider, autocast, loss_of, objective_of
 from optimus.measure import clock_for, count_kernels
 
 WARMUP_STEPS = 5
@@ -62,16 +62,17 @@ class Bench:
         optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, **options)
         inputs = _copies(self.inputs)
         setting = self.setting
-        return Job(module, optimizer, module, inputs, self.labels, setting.amp, setting.inner)
+        objective = objective_of(module)
+        return Job(module, optimizer, objective, inputs, self.labels, setting.amp, setting.inner)
 
     def first_step(self, provider: Provider, job: Job) -> tuple[Tensor, float]:
         """Compile and train one step: its logits, and the seconds it took."""
         start = time.perf_counter()
         job.forward = provider.compile(job)
-        logits = job.logits()
-        job.learn(logits)
+        loss, logits = job.loss_and_logits()
+        job.learn(loss)
         wait(self.setting.device)
-        return logits.detach(), time.perf_counter() - start
+        return logits, time.perf_counter() - start
 
     def warm(self, provider: Provider, job: Job) -> Step:
         """The step to measure, run a few times."""
@@ -89,8 +90,8 @@ class Exact:
         self.logits, self.gradients = _exact(bench)
         inputs = _copies(bench.inputs)
         with autocast(bench.setting.device, bench.setting.amp):
-            logits = copy.deepcopy(bench.naive)(*inputs)
-        loss_of(logits, bench.labels).backward()  # type: ignore[no-untyped-call]
+            loss, logits = objective_of(copy.deepcopy(bench.naive))(*inputs, bench.labels)
+        loss.backward()  # type: ignore[no-untyped-call]
         self.eager_error, self.eager_gradient_error = self.errors(logits, inputs)
 
     def errors(self, logits: Tensor, inputs: Inputs) -> tuple[float, float]:
@@ -151,7 +152,7 @@ def whole_step(job: Job) -> Step:
     job.forget()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        job.learn(job.logits())
+        job.learn(job.loss_and_logits()[0])
 
     def replay() -> None:
         assert job.module is not None  # the graph reads and writes the job's memory: keep it

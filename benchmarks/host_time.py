@@ -7,10 +7,10 @@ nothing, so what is left is what Python, Dynamo's guards, autograd and the optim
 take between replays. On a GPU the same work is done, and each launch comes on top. Medians over
 `--steps` steps.
 
-- `dynamo`: entering the compiled forward, its guards included, and returning from it
+- `dynamo`: entering the compiled forward with its loss, guards included, and returning from it
 - `packing`: finding the packs to pass
 - `graph`: what stands in for the compiled forward: checks, inputs copied in, results handed out
-- `loss`, `zero_grad`, `begin`: as they say
+- `zero_grad`, `begin`: as they say
 - `engine`: backward, but for what stands in for the compiled backward, which is `back`
 - `optimizer`: its step
 """
@@ -34,7 +34,7 @@ import torch
 
 from benchmarks.bench import Bench, Setting
 from benchmarks.models import MODELS, BenchmarkModel, Size
-from benchmarks.providers import Job, Provider, autocast, loss_of
+from benchmarks.providers import Job, Provider, autocast
 from optimus import graphed_call
 from optimus.backend import OptimusBackend
 from optimus.capture import Recorded, Results, Work
@@ -121,7 +121,7 @@ def _compile(job: Job, packing_type: type[Packing]) -> Any:
     graphs.install([job.optimizer])
     job.begin = graphs.begin_step
     job.notes = lambda: iter([str(graphs.to_dict()), *graphs.remarks()])
-    return torch.compile(job.module, backend=backend)  # type: ignore[call-overload]
+    return torch.compile(job.objective, backend=backend)  # type: ignore[call-overload]
 
 
 def timed_step(job: Job, clock: Clock) -> None:
@@ -131,9 +131,7 @@ def timed_step(job: Job, clock: Clock) -> None:
     with clock.part("zero_grad"):
         job.forget()
     with clock.part("dynamo"), autocast(job.labels.device, job.amp):
-        logits = job.forward(*job.inputs)
-    with clock.part("loss"):
-        loss = loss_of(logits, job.labels)
+        loss, _ = job.forward(*job.inputs, job.labels)
     with clock.part("engine"):
         loss.backward()  # type: ignore[no-untyped-call]
     with clock.part("optimizer"):

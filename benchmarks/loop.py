@@ -8,10 +8,10 @@ One small DLRM, one data set in memory, one optimizer, three loops that take tur
 - `lightning`: Lightning's Trainer around the same, without callbacks, logger or progress bar;
 - `train.py`: the Trainer with all that `python train.py optimus.patterns=none` has in it.
 
-The dense layers are compiled alike in all three. A step is timed from the end of the one before, so
-loading, metrics and logging count; on a GPU the host runs ahead, so steps are timed in blocks that
-end in a synchronisation there. `cpu_ms` is the process's own processor time, which other work on
-the machine disturbs little. Overheads are the medians over the bare loop's.
+The dense layers are compiled with the loss, alike in all three. A step is timed from the end of the
+one before, so loading, metrics and logging count; on a GPU the host runs ahead, so steps are timed
+in blocks that end in a synchronisation there. `cpu_ms` is the process's own processor time, which
+other work on the machine disturbs little. Overheads are the medians over the bare loop's.
 """
 
 from __future__ import annotations
@@ -138,12 +138,13 @@ def bare(setting: Setting, folder: Path) -> Times:
     layers = module.model.dense_arch.parameters()
     joint = JointOptimizer(module.model.sparse_arch.fuse(sparse), dense.build(layers, "dense"))
     schedule = scheduler(joint, *[OptimizerConfig.schedule(c, 0) for c in (sparse, dense)])
-    module.model.dense_arch.compile(backend=setting.inner)
+    compiled = torch.compile(module.loss_and_logits, backend=setting.inner)
     timer = BlockTimer()
     for batch in data.train_dataloader():
         on_device = batch.to(setting.device, non_blocking=True)
         joint.zero_grad()
-        module.loss(module(on_device), on_device.labels).backward()
+        embedded = module.model.sparse_arch(on_device.sparse)
+        compiled(on_device.dense, embedded, on_device.labels)[0].backward()
         joint.step()
         schedule.step()
         timer.end_step()
@@ -154,7 +155,9 @@ def lightning_alone(setting: Setting, folder: Path) -> Times:
     """The Trainer and the module, nothing around them."""
     data = setting.data()
     module = setting.module(data)
-    module.model.dense_arch.compile(backend=setting.inner)
+    module.loss_and_logits = torch.compile(  # type: ignore[method-assign]
+        module.loss_and_logits, backend=setting.inner
+    )
     timer = BlockTimer()
     trainer = Trainer(
         default_root_dir=folder,

@@ -18,19 +18,21 @@ from optimus.packing import Packing
 from optimus.step_graphs import StepGraphs
 
 Inner = Literal["inductor", "aot_eager"]
+Objective = Callable[..., tuple[Tensor, Tensor]]
 
 
 @dataclass
 class Job:
     """A model in training under one provider; `step` is forward, backward and optimizer.
 
-    `inner` is what stands in for Inductor: aot_eager compiles in no time and generates no code.
-    `notes` are read when all has been compiled; `begin` is called before each step.
+    `forward` takes inputs and labels and returns loss and logits: what the provider made of
+    `objective`. `inner` is what stands in for Inductor: aot_eager compiles in no time and generates
+    no code. `notes` are read when all has been compiled; `begin` is called before each step.
     """
 
     module: nn.Module
     optimizer: torch.optim.Optimizer
-    forward: Callable[..., Tensor]
+    forward: Objective
     inputs: Inputs
     labels: Tensor
     amp: bool
@@ -38,14 +40,19 @@ class Job:
     notes: Callable[[], Iterator[str]] = field(default=lambda: iter(()))
     begin: Callable[[], None] = lambda: None
 
-    def logits(self) -> Tensor:
+    @property
+    def objective(self) -> Objective:
+        """What a provider compiles: the model with its loss, as `RecModule.loss_and_logits`."""
+        return objective_of(self.module)
+
+    def loss_and_logits(self) -> tuple[Tensor, Tensor]:
         """The forward pass."""
         with autocast(self.labels.device, self.amp):
-            return self.forward(*self.inputs)
+            return self.forward(*self.inputs, self.labels)
 
-    def learn(self, logits: Tensor) -> None:
+    def learn(self, loss: Tensor) -> None:
         """Backward from the loss, and the optimizer."""
-        loss_of(logits, self.labels).backward()  # type: ignore[no-untyped-call]
+        loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
 
     def forget(self) -> None:
@@ -58,7 +65,18 @@ class Job:
         """One training step."""
         self.begin()
         self.forget()
-        self.learn(self.logits())
+        self.learn(self.loss_and_logits()[0])
+
+
+def objective_of(module: nn.Module) -> Objective:
+    """Loss and detached logits of a module's inputs and, last, labels."""
+
+    def objective(*given: Tensor) -> tuple[Tensor, Tensor]:
+        *inputs, labels = given
+        logits = module(*inputs)
+        return loss_of(logits, labels), logits.detach()
+
+    return objective
 
 
 def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
@@ -74,12 +92,12 @@ def autocast(device: torch.device, enabled: bool) -> AbstractContextManager[Any]
 
 @dataclass(frozen=True)
 class Provider:
-    """`compile` turns a job's module into what its forward calls. `fused` takes the hand-fused
+    """`compile` turns a job's objective into its `forward`. `fused` takes the hand-fused
     twin; `whole_step` captures the step as one CUDA graph. `needs_inductor`: another compiler
     would ignore its options; `needs_gpu`: it differs from another provider there only."""
 
     name: str
-    compile: Callable[[Job], Callable[..., Tensor]]
+    compile: Callable[[Job], Objective]
     fused: bool = False
     whole_step: bool = False
     needs_inductor: bool = False
@@ -96,20 +114,20 @@ class Provider:
         return ""
 
 
-def _eager(job: Job) -> Callable[..., Tensor]:
-    return job.module
+def _eager(job: Job) -> Objective:
+    return job.objective
 
 
-def _compile(job: Job) -> Callable[..., Tensor]:
-    return torch.compile(job.module, backend=job.inner)
+def _compile(job: Job) -> Objective:
+    return torch.compile(job.objective, backend=job.inner)
 
 
-def _inductor(**options: Any) -> Callable[[Job], Callable[..., Tensor]]:
-    return lambda job: torch.compile(job.module, options=options)
+def _inductor(**options: Any) -> Callable[[Job], Objective]:
+    return lambda job: torch.compile(job.objective, options=options)
 
 
-def _mode(mode: str) -> Callable[[Job], Callable[..., Tensor]]:
-    return lambda job: torch.compile(job.module, mode=mode)
+def _mode(mode: str) -> Callable[[Job], Objective]:
+    return lambda job: torch.compile(job.objective, mode=mode)
 
 
 # The presets of PyTorch's own benchmark.
@@ -139,8 +157,8 @@ def _upstream(name: str, before: dict[str, Any], after: dict[str, Any] | None = 
 
 def _optimus(
     patterns: str, packed: bool = False, recompute: bool = False, **options: Any
-) -> Callable[[Job], Callable[..., Tensor]]:
-    def make(job: Job) -> Callable[..., Tensor]:
+) -> Callable[[Job], Objective]:
+    def make(job: Job) -> Objective:
         packing = Packing(adopt=PackedOptimizer([job.optimizer]).adopt) if packed else None
         backend = OptimusBackend(
             patterns,
@@ -150,12 +168,12 @@ def _optimus(
             packing=packing,
         )
         job.notes = lambda: _notes(backend, packing)
-        return torch.compile(job.module, backend=backend)  # type: ignore[call-overload]
+        return torch.compile(job.objective, backend=backend)  # type: ignore[call-overload]
 
     return make
 
 
-def _replayed(job: Job) -> Callable[..., Tensor]:
+def _replayed(job: Job) -> Objective:
     """As OptimusCallback's cuda_graphs=step does it."""
     graphs = StepGraphs(CudaCapture(job.labels.device))
     packing = Packing(adopt=PackedOptimizer([job.optimizer]).adopt)
@@ -163,7 +181,7 @@ def _replayed(job: Job) -> Callable[..., Tensor]:
     graphs.install([job.optimizer])
     job.begin = graphs.begin_step
     job.notes = lambda: iter([*_notes(backend, packing), *graphs.remarks(), str(graphs.to_dict())])
-    return torch.compile(job.module, backend=backend)  # type: ignore[call-overload]
+    return torch.compile(job.objective, backend=backend)  # type: ignore[call-overload]
 
 
 def _notes(backend: OptimusBackend, packing: Packing | None) -> Iterator[str]:

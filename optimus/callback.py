@@ -57,8 +57,10 @@ class OptimusCallback(Callback):
         patterns: "all", "vertical", "horizontal", "none", the name of a pattern, or a list of them.
         disable: Names of patterns to leave out.
         knobs: Settings of single patterns, `{pattern: {knob: value}}`.
-        target: What to compile: a dotted name or a sub-module, or several. By default the module's
-            `compile_targets`, else what `training_step` is seen to call in the first step.
+        target: What to compile: a dotted name of a sub-module or of a method, or a sub-module, or
+            several. By default the module's `compile_targets`, else the modules that
+            `training_step` is seen to call in the first step. A method that calls the layers and
+            returns the loss and, detached, the predictions, has all of backward in one graph.
         baseline: What the first steps run under: "compile" (plain torch.compile), "eager" or "off".
         baseline_steps: Training batches that the baseline lasts.
         warmup_steps: Steps of each phase that are not measured.

@@ -1,14 +1,18 @@
-"""Compile sub-modules of a model in place, so that nobody but the module's callers can tell.
+"""Compile sub-modules or methods of a model in place, so that nobody but their callers can tell.
 
 `torch.compile(LightningModule)` crashes at `self.log`, wrapping a sub-module changes the keys of
 the state dict, and `module.compile()` compiles nothing for PyTorch's own containers. Here the calls
 of a module go through a small function of our own instead, and the module itself stays what it was:
 same keys, same pickle, same deepcopy. Taking the function away again leaves no trace.
+
+A method may be a target, too: one that calls the layers and computes the loss needs no module
+around both, which would change the keys.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import time
 import types
 import warnings
@@ -31,19 +35,36 @@ Backend = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
 
 @dataclass(frozen=True)
 class Target:
-    """A module to compile and its dotted name below the LightningModule ("" is that itself)."""
+    """A module to compile and its dotted name below the LightningModule ("" is that itself).
+
+    With `method` it is not the module's call that is compiled but that method, and the name ends in
+    it.
+    """
 
     name: str
     module: nn.Module
+    method: str = ""
 
     @property
     def label(self) -> str:
         """The name to show."""
         return self.name or type(self.module).__name__
 
+    @property
+    def slot(self) -> str:
+        """The attribute of the module that its callers reach the target through."""
+        return self.method or _CALL
+
+    def own(self) -> Callable[..., Any]:
+        """What is called where nothing stands in the slot."""
+        if self.method:
+            return types.MethodType(getattr(type(self.module), self.method), self.module)
+        return cast("Callable[..., Any]", cast("Any", self.module)._call_impl)
+
 
 def named_targets(root: nn.Module, wanted: object) -> list[Target]:
-    """The targets that `wanted` asks for: a dotted name or a sub-module of `root`, or several.
+    """The targets that `wanted` asks for, one or several: a dotted name of a sub-module of `root`
+    or of a method (`"loss_and_logits"`, `"net.score"`), or a sub-module itself.
 
     Raises ValueError for a name or module that `root` does not have (naming the nearest names), and
     for a target that lies inside another one.
@@ -70,9 +91,12 @@ def _find(root: nn.Module, entry: object) -> Target:
     if isinstance(entry, str):
         if entry in modules:
             return Target(entry, modules[entry])
+        owner, _, method = entry.rpartition(".")
+        if owner in modules and _is_method(modules[owner], method):
+            return Target(entry, modules[owner], method)
         near = get_close_matches(entry, modules, n=3, cutoff=0.5) or sorted(modules)[1:6]
         raise ValueError(
-            f"compile target {entry!r} is not a sub-module of {type(root).__name__}; "
+            f"compile target {entry!r} is no sub-module or method of {type(root).__name__}; "
             f"nearest: {', '.join(near) or 'it has no sub-modules'}"
         )
     if not isinstance(entry, nn.Module):
@@ -87,8 +111,13 @@ def _find(root: nn.Module, entry: object) -> Target:
     return Target(names[0], entry)
 
 
+def _is_method(module: nn.Module, name: str) -> bool:
+    """Whether it can be a target. A `forward` cannot: the module's call, hooks and all, is one."""
+    return name != "forward" and inspect.isfunction(getattr(type(module), name, None))
+
+
 class CompiledTarget:
-    """What stands in for a module's call while it is installed.
+    """What stands in for a module's call, or for a method, while it is installed.
 
     A call goes to the compiled function while `active`, and to the module's own call otherwise.
     When the compiled function fails and the module's own call does not, the module runs uncompiled
@@ -109,10 +138,10 @@ class CompiledTarget:
         report = getattr(backend, "report", None)
         if report is not None:
             remember(target.module, report)
-        self._own: Callable[..., Any] = target.module.__call__
+        self._own = target.own()
         self._before: Any = None
         self._compiled: Callable[..., Any] = cast("Any", torch).compile(
-            _call_of(target.module, f"optimus_{tag}_{next(_serial)}"),
+            _call_of(self._own, f"optimus_{tag}_{next(_serial)}"),
             backend=self._counted_backend(),
             dynamic=dynamic,
         )
@@ -128,24 +157,24 @@ class CompiledTarget:
         return self.calls > 0 and not self.graphs and not self.failure
 
     def install(self) -> None:
-        """Put this in the place of the module's call."""
-        module = self.target.module
-        self._before = module.__dict__.get(_CALL)
-        self._own = self._before or cast("Any", module)._call_impl
-        module.__dict__[_CALL] = self
+        """Put this in the place of the module's call, or of the method."""
+        attributes, slot = self.target.module.__dict__, self.target.slot
+        self._before = attributes.get(slot)
+        self._own = self._before or self.target.own()
+        attributes[slot] = self
 
     def uninstall(self) -> None:
         """Put back what was there before, unless somebody else has replaced this meanwhile."""
-        attributes = self.target.module.__dict__
-        if attributes.get(_CALL) is not self:
+        attributes, slot = self.target.module.__dict__, self.target.slot
+        if attributes.get(slot) is not self:
             return
-        del attributes[_CALL]
+        del attributes[slot]
         if self._before is not None:
-            attributes[_CALL] = self._before
+            attributes[slot] = self._before
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module."""
-        if not self.active or torch.compiler.is_compiling() or is_redirected(self.target.module):
+        if not self.active or torch.compiler.is_compiling() or self._is_redirected:
             return self._own(*args, **kwargs)
         before, began = self.graphs, time.perf_counter()
         snapshot = None if self.calls else _Snapshot(self.target.module)
@@ -162,8 +191,14 @@ class CompiledTarget:
         return self._rescue(reason, snapshot, args, kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled or copied with a module, this is what was there without Optimus: None."""
+        """Pickled or copied with a module, this is what was there without Optimus."""
+        if self.target.method:
+            return getattr, (self.target.module, self.target.method)
         return type(None), ()
+
+    @property
+    def _is_redirected(self) -> bool:
+        return not self.target.method and is_redirected(self.target.module)
 
     def _compiled_in_this_call(self, graphs_before: int, seconds: float) -> None:
         self.compile_seconds += seconds
@@ -197,16 +232,15 @@ class CompiledTarget:
         return optimus_target
 
 
-def _call_of(module: nn.Module, name: str) -> Callable[..., Any]:
-    """A function that calls `module`, with a code object of its own.
+def _call_of(own: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """A function that calls `own`, with a code object of its own.
 
     Dynamo keeps compiled graphs, the limit on recompiles and what it learnt about dynamic shapes by
     code object, file line and name: sharing them would let one target or phase spend another's.
     """
-    call_impl = cast("Any", module)._call_impl
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        return call_impl(*args, **kwargs)
+        return own(*args, **kwargs)
 
     code = call.__code__.replace(co_name=name, co_qualname=name)
     return types.FunctionType(code, globals(), name, None, call.__closure__)

@@ -56,8 +56,9 @@ class RecModule(LightningModule):
     before weights that are not finite would be saved: the last checkpoint stays good.
     """
 
-    # What is worth compiling: lookups are bound by memory and their inputs are jagged.
-    compile_targets = ("model.dense_arch",)
+    # What is worth compiling: lookups are bound by memory and their inputs are jagged. In training
+    # the loss is compiled with the dense arch, elsewhere there is the dense arch alone.
+    compile_targets = ("loss_and_logits", "model.dense_arch")
 
     def __init__(
         self,
@@ -122,9 +123,20 @@ class RecModule(LightningModule):
         losses = binary_cross_entropy_with_logits(logits, labels, reduction="none")
         return (losses.mean(dim=0) * self.task_weights).sum()
 
+    def loss_and_logits(
+        self, dense: Tensor, embedded: Tensor, labels: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """What a training step computes after the lookups: loss and logits (B, num_tasks).
+
+        `dense` is (B, num_dense), `embedded` (B, F, D), `labels` (B, num_tasks). The logits are
+        detached, so that backward is that of the loss and nothing else.
+        """
+        logits = self.model.dense_arch(dense, embedded)
+        return self.loss(logits, labels), logits.detach()
+
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        logits = self(batch)
-        loss = self.loss(logits, batch.labels)
+        embedded = self.model.sparse_arch(batch.sparse)
+        loss, logits = self.loss_and_logits(batch.dense, embedded, batch.labels)
         self.train_window.add(self.global_step, loss, logits, batch.labels)
         if self._is_log_step(batch_idx):
             self._log({"train/loss": loss.detach().cpu()} | self._train_metrics(), on_step=True)

@@ -99,8 +99,9 @@ class SparseArch(nn.Module):
 class RecModel(nn.Module):
     """logits = dense_arch(dense, sparse_arch(sparse)).
 
-    `dense_arch` is one compile target: a plain module with tensors in and one tensor out, which
-    Dynamo captures as one graph.
+    `dense_arch` is what is compiled, in training with the loss (`RecModule.loss_and_logits`, which
+    calls it itself): a plain module with tensors in and one tensor out, which Dynamo captures as
+    one graph.
     """
 
     def __init__(self, sparse_arch: SparseArch, dense_arch: nn.Module) -> None:

@@ -40,6 +40,10 @@ class Model(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.over_arch(self.dense_arch(x))
 
+    def loss_and_scores(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scores = self.dense_arch(x)
+        return scores.square().mean(), scores.detach()
+
 
 def compiled(module: nn.Module, backend: Callable[..., Any] = aot_eager) -> CompiledTarget:
     made = CompiledTarget(Target("tower", module), backend, "test", None)
@@ -71,6 +75,8 @@ def test_targets_are_found_by_name_module_or_several() -> None:
         ("dense_arhc", "nearest: dense_arch"),
         (["dense_arch", "dense_arch.layers"], "lies inside target 'dense_arch'"),
         (["", "over_arch"], "lies inside target ''"),
+        ("dense_arch.forward", "no sub-module or method of Model; nearest: dense_arch"),
+        ("loss_and_score", "no sub-module or method of Model"),
         (3, "a dotted name or a module, not int"),
         (nn.Linear(1, 1), "Linear is not part of Model"),
     ],
@@ -81,6 +87,53 @@ def test_a_target_that_is_not_there_is_refused(wanted: object, message: str) -> 
 
 
 # ---- in place ----------------------------------------------------------------------------------
+
+
+def compiled_method(model: Model) -> CompiledTarget:
+    (target,) = named_targets(model, "loss_and_scores")
+    made = CompiledTarget(target, aot_eager, "test", None)
+    made.install()
+    return made
+
+
+def test_a_method_is_compiled_in_one_graph_with_the_modules_it_calls() -> None:
+    model, x = Model(), torch.randn(5, 4)
+    expected = copy.deepcopy(model).loss_and_scores(x)
+    inner, target = compiled(model.dense_arch), compiled_method(model)
+    for found, value in zip(model.loss_and_scores(x), expected, strict=True):
+        assert torch.equal(found, value)
+    assert (target.graphs, target.calls, inner.calls) == (1, 1, 0)
+    model(x)
+    assert (target.calls, inner.calls) == (1, 1), "the module's own call is another target"
+    target.active = False
+    model.loss_and_scores(x)
+    assert (target.calls, inner.calls) == (1, 2)
+    assert float(model.dense_arch.seen) == 3
+
+
+def test_a_compiled_method_leaves_copies_and_the_module_as_they_were() -> None:
+    model, x = Model(), torch.randn(5, 4)
+    before = dict(model.__dict__)
+    target = compiled_method(model)
+    model.loss_and_scores(x)
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        with torch.no_grad():
+            twin.dense_arch.layers[0].weight.zero_()
+        assert not torch.equal(twin.loss_and_scores(x)[0], model.loss_and_scores(x)[0])
+    assert target.calls == 3, "the copies run uncompiled"
+    target.uninstall()
+    assert model.__dict__ == before
+
+
+def test_a_method_that_fails_to_compile_runs_as_it_is() -> None:
+    model, x = Model(), torch.randn(5, 4)
+    expected = copy.deepcopy(model).loss_and_scores(x)
+    (found,) = named_targets(model, "loss_and_scores")
+    target = CompiledTarget(found, failing_backend, "test", None)
+    target.install()
+    with pytest.warns(UserWarning, match="loss_and_scores failed under torch.compile"):
+        assert torch.equal(model.loss_and_scores(x)[0], expected[0])
+    assert float(model.dense_arch.seen) == 1
 
 
 @pytest.mark.parametrize("module", [nn.Sequential(nn.Linear(4, 1)), nn.Linear(4, 1), Tower()])
