@@ -19,6 +19,7 @@ import runpy
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -171,9 +172,18 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
 def _be_program(command: list[str], environment: Mapping[str, str]) -> None:
     """What the new process does: `python COMMAND` in `environment`."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ.update(environment)
     sys.argv = command
     runpy.run_path(command[0], run_name="__main__")
+
+
+def _end_with_parent() -> None:
+    """End, as by SIGTERM, when the multirun is gone: one that is killed can end no job itself."""
+    multirun = multiprocessing.parent_process()
+    assert multirun is not None
+    multirun.join()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _command(script: Path, folder: Path) -> list[str]:

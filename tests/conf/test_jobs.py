@@ -6,6 +6,7 @@ import json
 import math
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,47 @@ def test_each_job_compiles_cold_unless_a_cache_is_named(
     assert not any(Path(line.split()[1]).exists() for line in caches)
     named = sweep(tmp_path, "+x=1,4", TORCHINDUCTOR_CACHE_DIR="/somewhere/warm")
     assert named.count("cache /somewhere/warm") == 2
+
+
+KILLED = """
+import multiprocessing, os, signal, sys, time
+from pathlib import Path
+from conf import jobs
+context = multiprocessing.get_context("fork")
+context.Process(target=jobs._be_program, args=(sys.argv[1:], {})).start()
+while not Path(sys.argv[2]).exists():
+    time.sleep(0.01)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+JOB = """
+import os, sys, time
+from pathlib import Path
+os.setsid()  # or the test's end would be its own
+Path(sys.argv[1]).with_suffix(".part").write_text(str(os.getpid()))
+Path(sys.argv[1]).with_suffix(".part").rename(sys.argv[1])
+time.sleep(60)
+"""
+
+
+def test_no_job_outlives_a_multirun_that_is_killed(tmp_path: Path) -> None:
+    multirun, job, told = tmp_path / "multirun.py", tmp_path / "job.py", tmp_path / "pid"
+    multirun.write_text(KILLED)
+    job.write_text(JOB)
+    done = processes.run([sys.executable, str(multirun), str(job), str(told)], forked=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    pid = int(told.read_text())
+    deadline = time.monotonic() + 30
+    while _runs(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _runs(pid)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
 
 
 def test_result_survives_the_file_and_says_which_metrics_there_are(tmp_path: Path) -> None:
