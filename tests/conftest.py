@@ -18,7 +18,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.forks import collect_seldom
+
 HERE = Path(__file__).parent
+
+collect_seldom()
 
 if not torch.cuda.is_available():
     # Kernels run in Triton's interpreter then, which has to be said before anything loads Triton.
@@ -72,5 +76,4 @@ def pytest_collection_finish() -> None:
     # a fifth of the time of a test that compiles something small.
     guards.profile_guard_manager = lambda *_: 0.0  # type: ignore[assignment]
     # A million objects of all imports stay: no collection of garbage need look at them.
-    gc.collect()
     gc.freeze()
