@@ -5,9 +5,10 @@ time-out, a failing test, Ctrl-C) kills the whole session, ranks that it started
 rank that waits for a dead one would otherwise hold up whoever waits for the end of the tests.
 
 A `forked` program is forked from a process that has imported PyTorch, Lightning and TorchRec, which
-spares it most of its time; it has a process and a session of its own all the same. Whatever of a
-kind of programs is tested, one at least should start as users start it: imports, command line,
-another order of sets.
+spares it most of its time; it has a process and a session of its own all the same, and so has what
+it starts itself, unless it is given the real one as `PYTHON`. Whatever of a kind of programs
+is tested, one at least should start as users start it: imports, command line, another order of
+sets.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tests.forks import Forked, Server
+from tests.forks import PYTHON, Forked, Server
 
 ROOT = Path(__file__).parents[1]
 
@@ -70,7 +71,7 @@ def _start(
 ) -> subprocess.Popen[bytes] | Forked:
     if forked:
         assert command[0] == sys.executable, "only Python can be forked"
-        return _server().start(command[1:], variables, out, err)
+        return _server().start(command[1:], {PYTHON: forked_python()} | variables, out, err)
     with Path(out).open("wb") as to, Path(err).open("wb") as errors:
         return subprocess.Popen(
             command,
@@ -88,6 +89,12 @@ def _server() -> Server:
     server = Server(environment(), str(ROOT))
     atexit.register(server.close)
     return server
+
+
+def forked_python() -> str:
+    """A file to start in place of Python: what it is to run is forked. A test whose program starts
+    others as `sys.executable` sets that to this."""
+    return _server().python
 
 
 def run(

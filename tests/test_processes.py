@@ -63,15 +63,46 @@ def test_its_end_is_told(text: str, code: int, said: str) -> None:
     assert said in done.stderr
 
 
+CHILD = """
+    import os, sys
+    with os.fdopen(int(sys.argv[1]), "w") as pipe:
+        pipe.write(f"{sys.argv[2:]} {os.getcwd()} {'torchrec' in sys.modules}")
+    sys.stdout.write("out ")
+    sys.stdout.flush()
+    os.kill(os.getpid(), 9) if os.environ["ENDS"] == "killed" else sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize("real", [False, True])
+@pytest.mark.parametrize(("ends", "code"), [("killed", -9), ("itself", 7)])
+def test_what_it_starts_is_forked_too(tmp_path: Path, ends: str, code: int, real: bool) -> None:
+    text = f"""
+        import os, subprocess, sys
+        read, write = os.pipe()
+        done = subprocess.run(
+            [sys.executable, "-Xdev=0", "-c", {textwrap.dedent(CHILD)!r}, str(write), "a"],
+            env=os.environ | {{"ENDS": {ends!r}}}, cwd={str(tmp_path)!r}, pass_fds=[write],
+            stdout=subprocess.PIPE)
+        os.close(write)
+        print(done.returncode, done.stdout, os.fdopen(read).read(), end="")
+    """
+    command = [sys.executable, "-c", textwrap.dedent(text)]
+    python = {processes.PYTHON: sys.executable} if real else {}
+    done = processes.run(command, forked=True, **python)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{code} b'out ' ['a'] {tmp_path} {not real}"
+
+
 @pytest.mark.parametrize("forked", [True, False])
 def test_one_that_takes_too_long_is_ended_with_all_that_it_started(
     tmp_path: Path, forked: bool
 ) -> None:
     text = f"""
-        import os, subprocess, time
-        child = subprocess.Popen(["sleep", "60"])
+        import os, subprocess, sys, time
+        program = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+        child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
         with open({str(tmp_path / "pid")!r}, "w") as file:
-            file.write(str(child.pid))
+            file.write(child.stdout.readline().decode())
         os.rename({str(tmp_path / "pid")!r}, {str(tmp_path / "child")!r})
         time.sleep(60)
     """

@@ -61,9 +61,9 @@ def command(folder: Path, *overrides: str) -> list[str]:
     return [sys.executable, "train.py", *flags, *own, *SMALL, *rest]
 
 
-def run(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, *overrides: str, **extra: str) -> subprocess.CompletedProcess[str]:
     """Run train.py with its output in `folder` and wait for it."""
-    return processes.run(command(folder, *overrides), timeout=500, forked=True)
+    return processes.run(command(folder, *overrides), timeout=500, forked=True, **extra)
 
 
 def result(folder: Path) -> dict[str, Any]:
@@ -219,8 +219,8 @@ def test_what_cannot_work_is_refused_in_one_line(
     assert "Optimus" not in done.stdout
 
 
-def sweep(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
-    done = run(folder, "-m", f"hydra.sweep.dir={folder}", *overrides)
+def sweep(folder: Path, *overrides: str, **extra: str) -> subprocess.CompletedProcess[str]:
+    done = run(folder, "-m", f"hydra.sweep.dir={folder}", *overrides, **extra)
     assert (folder / "summary.csv").exists(), done.stderr
     return done
 
@@ -232,7 +232,9 @@ def table(folder: Path) -> list[dict[str, str]]:
 
 @pytest.mark.slow
 def test_multirun_goes_on_after_a_failure(whole: Path, tmp_path: Path) -> None:
-    done = sweep(tmp_path, "optimus.patterns=none,all", "model.embedding_dim=4,0")
+    # What starts its jobs is a Python of its own, as for users.
+    real = {processes.PYTHON: sys.executable}
+    done = sweep(tmp_path, "optimus.patterns=none,all", "model.embedding_dim=4,0", **real)
     assert "2 of 4 jobs failed" in done.stderr
     rows = table(tmp_path)
     failed = [row for row in rows if "embedding_dim=0" in row["label"]]

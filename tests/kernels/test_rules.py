@@ -39,5 +39,5 @@ def test_exact_float32_products_are_left_to_the_blas_library(
 def test_kernels_compile_for_hopper() -> None:
     """In a process of its own: here they are loaded for the interpreter."""
     command = [sys.executable, "-m", "tests.kernels.hopper", "--first", "bf16"]
-    done = processes.run(command, timeout=500)
+    done = processes.run(command, timeout=500, forked=True)
     assert done.returncode == 0, done.stdout + done.stderr

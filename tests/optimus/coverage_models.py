@@ -231,7 +231,7 @@ class SliceTowers(Model):
 class ChunkGate(Model):
     """Each chunk times a gate of its own, normed; their sum."""
 
-    def __init__(self, words: Words | None = None, count: int = 24, width: int = 32) -> None:
+    def __init__(self, words: Words | None = None, count: int = 12, width: int = 32) -> None:
         super().__init__(words)
         self.count, self.width = count, width
         self.linears = _many(count, lambda: nn.Linear(width, width))

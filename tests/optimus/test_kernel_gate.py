@@ -20,6 +20,7 @@ from optimus.pattern import Match, Miss, Pattern
 from optimus.patterns.kernels.fuse_cross_layer import FuseCrossLayer
 from optimus.patterns.kernels.fuse_narrow_mlp import FEWEST_ROWS_IN_TRAINING, FuseNarrowMlp
 from optimus.testing import check_program
+from tests import processes
 
 MLP = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.ReLU(), torch.nn.Linear(4, 3))
 
@@ -64,6 +65,12 @@ def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def _forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that measure are forked: spares them their imports."""
+    monkeypatch.setattr(sys, "executable", processes.forked_python())
+
+
+@pytest.fixture
 def forms_to_measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     (tmp_path / "forms_to_measure.py").write_text(FORMS)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -97,7 +104,7 @@ def test_another_process_measures_one_after_another(forms_to_measure: Any) -> No
     assert first.split()[1] == second.split()[1] != str(os.getpid()), "one process for both"
 
 
-@pytest.mark.usefixtures("_fresh")
+@pytest.mark.usefixtures("_fresh", "_forked")
 def test_it_measures_under_the_autocast_that_the_kernel_would_run_under(
     forms_to_measure: Any,
 ) -> None:
@@ -143,14 +150,14 @@ def test_a_pattern_decides_under_the_autocast_of_its_node() -> None:
     assert _Asks.seen == [True, False]
 
 
-@pytest.mark.usefixtures("_fresh")
+@pytest.mark.usefixtures("_fresh", "_forked")
 def test_a_process_that_dies_takes_one_question_along(forms_to_measure: Any) -> None:
     told = [times_of(forms_to_measure, (text,), SPECS) for text in ("one", "die", "two")]
     assert told[1] == "the process ended with -9"
     assert str(told[0]).split()[0] == "one" and str(told[2]).split()[0] == "two"
 
 
-@pytest.mark.usefixtures("_fresh")
+@pytest.mark.usefixtures("_fresh", "_forked")
 def test_a_process_that_had_nothing_to_do_is_replaced(
     forms_to_measure: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

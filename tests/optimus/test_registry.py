@@ -248,7 +248,7 @@ def test_entry_points(tmp_path: Path) -> None:
         "assert 'cancel_double_negation' in names\n"
         "assert names.index('cancel_them') + 1 == names.index('batch_linears')\n"
     )
-    done = processes.run([sys.executable, "-c", program])
+    done = processes.run([sys.executable, "-c", program], forked=True)
     assert done.returncode == 0, done.stderr
     assert "entry point theirs:nothing_there is left out" in done.stderr
 
