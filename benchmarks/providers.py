@@ -73,7 +73,7 @@ def objective_of(module: nn.Module) -> Objective:
 
     def objective(*given: Tensor) -> tuple[Tensor, Tensor]:
         *inputs, labels = given
-        logits = module(*inputs)
+        logits = _wide(module(*inputs))
         return loss_of(logits, labels), logits.detach()
 
     return objective
@@ -81,8 +81,12 @@ def objective_of(module: nn.Module) -> Objective:
 
 def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean binary cross-entropy over batch and tasks, at float32 or better."""
-    wide = logits if logits.dtype == torch.float64 else logits.float()
+    wide = _wide(logits)
     return nn.functional.binary_cross_entropy_with_logits(wide, labels.to(wide.dtype))
+
+
+def _wide(logits: Tensor) -> Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def autocast(device: torch.device, enabled: bool) -> AbstractContextManager[Any]:

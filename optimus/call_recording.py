@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 
 from optimus.capture import CaptureError, Recorded, Results, Session
+from optimus.picking import picker
 from optimus.values import requires_grad
 
 Compiled = Callable[..., Any]
@@ -17,7 +18,9 @@ class CallRecording:
     """A graph's forward and backward in fixed memory.
 
     `learning` are the positions of inputs that require gradients, `differentiable` those of outputs
-    that have them. While `pending`, forward has run and backward not yet.
+    that have them. `kept_at` are those among the learning ones that are the model's own leaves: the
+    memory of their gradients stays the recording's. While `pending`, forward has run and backward
+    not yet.
     """
 
     def __init__(
@@ -35,17 +38,16 @@ class CallRecording:
         self._live: Sequence[Any] = ()
         device = session.capture.device
         self._arguments = [_place(a, f, device) for a, f in zip(args, fixed, strict=True)]
-        self._copied = [
-            i
-            for i, stays in enumerate(fixed)
-            if not stays
-            and isinstance(args[i], torch.Tensor)
-            and not is_number(args[i], device.type)
+        self._copies = [
+            ([self._arguments[i] for i in at], picker(at))
+            for at in _by_type(_copied(args, fixed, device))
         ]
-        self._places = [self._arguments[i] for i in self._copied]
         self.learning = [i for i, a in enumerate(self._arguments) if requires_grad(a)]
         self._are_leaves = [args[i].is_leaf for i in self.learning]
-        self.kept = [fixed[i] and args[i].is_leaf for i in self.learning]
+        self._kept = [fixed[i] and args[i].is_leaf for i in self.learning]
+        self.kept_at = [n for n, keep in enumerate(self._kept) if keep]
+        self.take_learning = picker(self.learning)
+        self.take_kept = picker(self.kept_at)
         self.differentiable = [i for i, o in enumerate(outputs) if requires_grad(o)]
         self.without_gradient = [i for i, o in enumerate(outputs) if _is_constant(o)]
         self._device_type = device.type
@@ -68,8 +70,8 @@ class CallRecording:
 
         To be called without gradients.
         """
-        if self._places:
-            torch._foreach_copy_(self._places, [args[i] for i in self._copied])
+        for places, pick in self._copies:
+            torch._foreach_copy_(places, cast("list[torch.Tensor]", pick(args)))
         self.pending = bool(self.differentiable)
         self.serial += 1
         return self._recorded[0].replay()
@@ -107,17 +109,28 @@ class CallRecording:
         # In the layout that a parameter's gradient has: in another one it is copied outside.
         self._gradients = [
             _laid_out(g, self._arguments[i]) if keep and g is not None else g
-            for i, g, keep in zip(self.learning, gradients, self.kept, strict=True)
+            for i, g, keep in zip(self.learning, gradients, self._kept, strict=True)
         ]
-        _part_company(self._gradients, self.kept)
+        _part_company(self._gradients, self._kept)
         return self._gradients
 
-    def hand_out(self, gradients: Results) -> Results:
-        """Gradients that their receivers may keep: those of parameters until the next replay."""
+    def outputs(self, results: Results) -> Results:
+        """Copies of forward's results, those of one type made together."""
+        outputs = list(results)
+        tensors = {i: r for i, r in enumerate(results) if isinstance(r, torch.Tensor)}
+        for at in _by_type(tensors):
+            copies = [torch.empty_like(tensors[i]) for i in at]
+            torch._foreach_copy_(copies, [tensors[i] for i in at])
+            for i, copy in zip(at, copies, strict=True):
+                outputs[i] = copy
+        return outputs
+
+    def gradients(self, found: Results) -> Results:
+        """Gradients that their receivers may keep; None in the place of those at `kept_at`."""
         return [
-            g if g is None else g.detach() if keep else _copied(g, self._arguments[i], leaf)
+            None if g is None or keep else _copy_of(g, self._arguments[i], leaf)
             for i, g, keep, leaf in zip(
-                self.learning, gradients, self.kept, self._are_leaves, strict=True
+                self.learning, found, self._kept, self._are_leaves, strict=True
             )
         ]
 
@@ -125,6 +138,25 @@ class CallRecording:
 def is_number(value: torch.Tensor, device_type: str) -> bool:
     """Whether it is a Python number, as Dynamo passes those that change: a recording keeps it."""
     return device_type != "cpu" and value.device.type == "cpu" and not value.dim()
+
+
+def _copied(
+    args: Sequence[Any], fixed: Sequence[bool], device: torch.device
+) -> dict[int, torch.Tensor]:
+    """The inputs, by position, that are copied to where the recording reads them."""
+    return {
+        i: value
+        for i, (value, stays) in enumerate(zip(args, fixed, strict=True))
+        if not stays and isinstance(value, torch.Tensor) and not is_number(value, device.type)
+    }
+
+
+def _by_type(tensors: dict[int, torch.Tensor]) -> list[list[int]]:
+    """Positions of those of one type each: only such are copied in one kernel."""
+    found: dict[torch.dtype, list[int]] = {}
+    for i, tensor in tensors.items():
+        found.setdefault(tensor.dtype, []).append(i)
+    return list(found.values())
 
 
 def _place(value: Any, fixed: bool, device: torch.device) -> Any:
@@ -169,7 +201,7 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
     return begin, begin + (last + 1) * tensor.element_size()
 
 
-def _copied(gradient: torch.Tensor, like: torch.Tensor, leaf: bool) -> torch.Tensor:
+def _copy_of(gradient: torch.Tensor, like: torch.Tensor, leaf: bool) -> torch.Tensor:
     """A copy; of a leaf's gradient, so that autograd need not make another."""
     copy = _laid_out(gradient, like) if leaf else gradient
     return gradient.clone() if copy is gradient else copy

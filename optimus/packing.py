@@ -12,8 +12,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from operator import is_, itemgetter
-from typing import Any
+from operator import is_
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -23,6 +23,7 @@ from optimus.driver import DYNAMO_SOURCE
 from optimus.joins import Join, read_join
 from optimus.legality import Legality, storages_of, tensor_of, value_of
 from optimus.packs import Pack, Part, View, ids, joined, misplaced, objection
+from optimus.picking import picker
 from optimus.updates import Counters, counters_of, drop_write_backs, is_buffer, is_written_back
 from optimus.values import fake_mode_of
 
@@ -268,22 +269,23 @@ class _Slot:
 
     def __init__(self, packing: Packing, pack: Pack, at: Sequence[int | None]) -> None:
         self._packing = packing
-        self._pack = pack
-        self._taken_from = _picker([i for i in at if i is not None])
+        self.pack = pack
+        self.positions = [i for i in at if i is not None]
+        self._taken_from = picker(self.positions)
         self._taken = [n for n, i in enumerate(at) if i is not None]
-        self._expected = [pack.members[n] for n in self._taken]
+        self.expected = [pack.members[n] for n in self._taken]
         self._others: dict[tuple[int, ...], Pack] = {}
 
     def whole(self, args: Sequence[Any], afterwards: list[Callable[[], None]]) -> torch.Tensor:
         """What to call the graph with, and what to do afterwards."""
         members = self._taken_from(args)
-        if all(map(is_, members, self._expected)):
-            return self._pack.as_input()
+        if all(map(is_, members, self.expected)):
+            return self.pack.as_input()
         pack = self._pack_of(members)
         if pack is not None:
             return pack.as_input()
         whole = self._copied(members)
-        if self._pack.holds_buffers:
+        if self.pack.holds_buffers:
             afterwards.append(functools.partial(self._write_back, members, whole))
         return whole
 
@@ -291,35 +293,35 @@ class _Slot:
         """Give buffers what the graph made of their copies."""
         with torch.no_grad():
             for n, member in zip(self._taken, members, strict=True):
-                member.copy_(self._pack.parts[n].of(whole))
+                member.copy_(self.pack.parts[n].of(whole))
 
     def _pack_of(self, members: Sequence[Any]) -> Pack | None:
         """The pack of other members, made if need be; None if they cannot be stored together."""
         key = tuple(map(id, members))
         if key not in self._others:
-            pack = self._packing.find(members, self._taken, self._pack) or self._make(members)
+            pack = self._packing.find(members, self._taken, self.pack) or self._make(members)
             if pack is None:
                 return None
             self._others[key] = pack
         return self._others[key]
 
     def _make(self, members: Sequence[Any]) -> Pack | None:
-        whole = self._pack.whole
+        whole = self.pack.whole
         if (
-            len(members) < len(self._pack.members)
+            len(members) < len(self.pack.members)
             or len(self._others) >= MANY_MODULES
             or any(map(self._packing.has, members))
             or objection(members) is not None
             or (members[0].dtype, members[0].device) != (whole.dtype, whole.device)
         ):
             return None
-        return self._packing.make(members, self._pack.parts, whole.shape)
+        return self._packing.make(members, self.pack.parts, whole.shape)
 
     def _copied(self, members: Sequence[Any]) -> torch.Tensor:
-        everything = [part.of(self._pack.whole) for part in self._pack.parts]  # not read by it
+        everything = [part.of(self.pack.whole) for part in self.pack.parts]  # not read by it
         for n, member in zip(self._taken, members, strict=True):
             everything[n] = member
-        return joined(everything, self._pack)
+        return joined(everything, self.pack)
 
 
 class _Calls:
@@ -327,10 +329,33 @@ class _Calls:
 
     def __init__(self, slots: Sequence[_Slot], kept: Sequence[int]) -> None:
         self._slots = list(slots)
-        self._kept = _picker(kept)
+        self._kept = picker(kept)
+        self._packs = [slot.pack for slot in slots]
+        self._members = [m for pack in self._packs for m in pack.members]
+        self._addresses = [a for pack in self._packs for a in pack.addresses]
+        self._taken = picker([i for slot in slots for i in slot.positions])
+        self._expected = [m for slot in slots for m in slot.expected]
+
+    def _usual_wholes(self, args: Sequence[Any]) -> list[torch.Tensor] | None:
+        """The packs, if their own members are given, each in its place, and no pack has to hand
+        its gradient to its members.
+
+        Asked in each step, so without a line of Python for each member.
+        """
+        wholes = [pack.whole if pack.holds_buffers else pack.leaf for pack in self._packs]
+        if (
+            all(whole is not None for whole in wholes)
+            and all(map(is_, self._taken(args), self._expected))
+            and list(map(torch.Tensor.data_ptr, self._members)) == self._addresses
+        ):
+            return cast("list[torch.Tensor]", wholes)
+        return None
 
     def wrap(self, compiled: Compiled) -> Compiled:
         def call(*args: Any) -> Any:
+            usual = self._usual_wholes(args)
+            if usual is not None:
+                return compiled(*usual, *self._kept(args))
             afterwards: list[Callable[[], None]] = []
             wholes = [slot.whole(args, afterwards) for slot in self._slots]
             result = compiled(*wholes, *self._kept(args))
@@ -339,10 +364,3 @@ class _Calls:
             return result
 
         return call
-
-
-def _picker(at: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """What takes the arguments at these positions: hundreds of them in each step."""
-    if len(at) > 1:
-        return itemgetter(*at)
-    return lambda args: [args[i] for i in at]

@@ -69,7 +69,7 @@ class Pack:
     def is_intact(self) -> bool:
         """Whether every member still is its part of `whole` (`module.to()` moves it away)."""
         # In each step, for each member: without a line of Python for one.
-        return list(map(torch.Tensor.data_ptr, self.members)) == self._addresses
+        return list(map(torch.Tensor.data_ptr, self.members)) == self.addresses
 
     def restore(self) -> None:
         """Move members that have left back into the pack, with the values they have now."""
@@ -127,7 +127,7 @@ class Pack:
         return cast(torch.Tensor, _Gather.apply(self, *self.members))  # type: ignore[no-untyped-call]
 
     def __post_init__(self) -> None:
-        self._addresses = [part.of(self.whole).data_ptr() for part in self.parts]
+        self.addresses = [part.of(self.whole).data_ptr() for part in self.parts]
         self._hooks: list[Any] = []
 
 

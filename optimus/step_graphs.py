@@ -11,10 +11,19 @@ which everything is known:
   graph, as it does without CUDA graphs. This is where the hundreds of kernels are.
 - the step of each optimizer that can do without the host (`optimus.graphed_optimizer`).
 
-Between them the host runs as ever: embedding lookups of any length, the loss, `self.log`, metrics,
-hooks, gradient clipping over all parameters, accumulation. That is a dozen launches; the GPU has
-work queued from the graph before while they are made. Against a single graph of everything this
-costs a copy of the dense arch's inputs and two launches more.
+Between them the host runs as ever: embedding lookups of any length, `self.log`, metrics, hooks,
+gradient clipping over all parameters, accumulation; the loss, too, unless it is in what is compiled
+(a method may be a target: optimus.targets). That is about a dozen launches; the GPU has work queued
+from the graph before while they are made. Against a single graph of everything this costs a copy of
+the dense arch's inputs, results and inputs' gradients, and two launches more.
+
+Why forward and backward are two recordings, where the loss is inside and its gradient is always
+one. Recorded as one, backward would run before anybody has called it. Lightning sets gradients to
+zero between the two calls: until then those of the step before belong to whoever reads them, and
+would have to be copied out of the recording's memory first. It also divides each loss by
+`accumulate_grad_batches`, so that the gradient that comes is a number on the device, and only a
+pass over all gradients that multiplies by it would be right whatever it is. So it would spare one
+launch and make others. The GPU, which works off what is queued, would not notice.
 
 The first three calls of each part run as they are, as real training steps; recording executes
 nothing, and the first replay is the next real step. So no step, random number or batch is spent.
@@ -25,6 +34,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
 
 from optimus.call_recording import Compiled
@@ -41,6 +51,7 @@ class StepGraphs:
         self._calls: list[GraphedCall] = []
         self._optimizers: list[GraphedOptimizer] = []
         self._hooks: list[Any] = []
+        self._one_thread: Any = None
 
     @property
     def recordings(self) -> int:
@@ -71,7 +82,7 @@ class StepGraphs:
 
     def release(self) -> None:
         """Take everything out again."""
-        self._session.active = False
+        self.end_step()
         for call in self._calls:
             call.drop()
         self._release_optimizers()
@@ -81,6 +92,9 @@ class StepGraphs:
         if self._session.failure:
             self._release_optimizers()
             return
+        if self._one_thread is None:
+            # Backward is a few calls here: handing each to a thread for the device takes longer.
+            self._one_thread = torch.autograd.set_multithreading_enabled(False)
         self._session.active = True
         self._session.step += 1
         for call in self._calls:
@@ -89,6 +103,9 @@ class StepGraphs:
     def end_step(self) -> None:
         """What runs now belongs to no training step, and runs as it is."""
         self._session.active = False
+        if self._one_thread is not None:
+            self._one_thread.__exit__(None, None, None)
+            self._one_thread = None
 
     def remarks(self) -> Iterator[str]:
         """What the user should know."""

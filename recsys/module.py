@@ -129,9 +129,9 @@ class RecModule(LightningModule):
         """What a training step computes after the lookups: loss and logits (B, num_tasks).
 
         `dense` is (B, num_dense), `embedded` (B, F, D), `labels` (B, num_tasks). The logits are
-        detached, so that backward is that of the loss and nothing else.
+        detached, so that backward is that of the loss and nothing else, and float32, as the loss.
         """
-        logits = self.model.dense_arch(dense, embedded)
+        logits = self.model.dense_arch(dense, embedded).float()
         return self.loss(logits, labels), logits.detach()
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:

@@ -33,6 +33,22 @@ class Towers(nn.Module):
         return self.head(self.drop(self.norm(y))) * self.temperature
 
 
+class LossInside(nn.Module):
+    """What a target is that has the loss in it. `detached`: the other result has no gradient."""
+
+    def __init__(self, detached: bool = True, loss_last: bool = False) -> None:
+        super().__init__()
+        self.towers = Towers()
+        self.head = self.towers.head
+        self.detached, self.loss_last = detached, loss_last
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = self.towers(x)
+        loss = nn.functional.binary_cross_entropy_with_logits(logits, labels)
+        logits = logits.detach() if self.detached else logits
+        return (logits, loss) if self.loss_last else (loss, logits)
+
+
 class Loop:
     """Training with or without graphs, on the same random numbers.
 
@@ -76,6 +92,13 @@ class Loop:
     def loss(self, step: int, rows: int = 8) -> torch.Tensor:
         x = torch.randn(rows, 16, generator=torch.Generator().manual_seed(step))
         return self.forward(self.source(x.to(self.device))).square().mean()
+
+    def results(self, step: int, rows: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
+        """Loss and logits of `LossInside`."""
+        numbers = torch.Generator().manual_seed(step)
+        x, labels = torch.randn(rows, 16, generator=numbers), torch.rand(rows, 1, generator=numbers)
+        found = self.forward(self.source(x.to(self.device)), labels.to(self.device))
+        return found[::-1] if self.module.loss_last else found  # type: ignore[return-value]
 
     def step(
         self,

@@ -171,6 +171,40 @@ def test_a_checkpoint_is_what_it_is_without(folder: Path) -> None:
             assert torch.equal(value, saved[1]["state"][number][name])
 
 
+class LossInside(Trained):
+    """The loss is compiled with the layers."""
+
+    compile_targets = ("loss_and_scores", "net")
+
+    def loss_and_scores(
+        self, x: torch.Tensor, y: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        scores = self.net(x)
+        return F.mse_loss(scores, y), scores.detach()
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss, scores = self.loss_and_scores(*batch)
+        self.log_dict({"loss": loss, "twice": 2 * loss, "scores": scores.mean()})
+        return loss
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1},
+        {"val_check_interval": 5, "max_epochs": 2},
+    ],
+)
+def test_a_method_with_the_loss_in_it_trains_the_same(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    off = fit(tmp_path / "off", "off", LossInside, **options)
+    step = fit(tmp_path / "step", "step", LossInside, **options)
+    assert_same(off, step, 11)
+    assert step[1].summary()["targets"] == ["loss_and_scores", "net"]
+    assert "loss_and_scores" not in step[2].__dict__
+
+
 def resumable(path: Path, callback: OptimusCallback, stop: int = -1, resume: Any = None) -> Losses:
     torch._dynamo.reset()
     torch.manual_seed(4)

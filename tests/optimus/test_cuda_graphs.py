@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from optimus.capture import CaptureError, CudaCapture, Results
-from tests.optimus.graph_loop import Loop
+from tests.optimus.graph_loop import Loop, LossInside
 
 pytestmark = pytest.mark.gpu
 STEPS = 20
@@ -101,6 +102,48 @@ def test_replayed_steps_train_alike(adamw: dict[str, Any]) -> None:
     saved = loop.optimizer.state_dict()
     on_host = not adamw.get("fused")
     assert all((s["step"].device.type == "cpu") == on_host for s in saved["state"].values())
+
+
+def test_the_loss_in_the_graph_trains_alike_and_goes_back_in_one_thread() -> None:
+    losses: list[list[float]] = []
+    threads: set[int] = set()
+    for graphed in (False, True):
+        loop = Loop(graphed, LossInside, device="cuda:0", inner="inductor", fused=True)
+        torch.manual_seed(1)
+        losses.append([])
+        for i in range(STEPS):
+            loop.begin()
+            loss, logits = loop.results(i)
+            assert not logits.requires_grad
+            loop.optimizer.zero_grad()
+            loss.register_hook(lambda g: threads.add(threading.get_ident()))
+            (loss / 1).backward()
+            loop.optimizer.step()
+            losses[-1].append(loss.item())
+            loop.end()
+        if not graphed:
+            threads.clear()
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4, abs=1e-6)
+    assert loop.replays == [STEPS - 3]
+    assert not loop.counts["failure"]
+    assert threads == {threading.get_ident()}
+
+
+def test_gradients_are_handed_over_without_a_copy() -> None:
+    loop = Loop(True, LossInside, device="cuda:0", inner="inductor", fused=True)
+    for i in range(6):
+        loop.begin()
+        loss, _ = loop.results(i)
+        loop.optimizer.zero_grad()
+        loss.backward()
+        assert loop.graphs is not None
+        outside = {id(p) for p in loop.source.parameters()}
+        leaves = [p for group in loop.optimizer.param_groups for p in group["params"]]
+        inside = [p.grad for p in leaves if id(p) not in outside]
+        static = loop.graphs._session.static
+        assert all(g is not None and (i < 3 or g.data_ptr() in static) for g in inside)
+        loop.optimizer.step()
+        loop.end()
 
 
 def test_dropout_differs_from_step_to_step() -> None:

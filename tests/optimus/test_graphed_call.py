@@ -331,3 +331,44 @@ def test_gradients_asked_for_by_name_come() -> None:
         return [*losses, *found.flatten().tolist()]
 
     assert both(train).replays == [3]
+
+
+def test_gradients_of_some_leaves_only() -> None:
+    def train(loop: Loop) -> Losses:
+        losses = [loop.step(i) for i in range(5)]
+        head = loop.module.head
+        loop.optimizer.zero_grad()
+        loop.begin()
+        loop.loss(5).backward(inputs=[head.weight])
+        assert head.bias.grad is None
+        assert head.weight.grad is not None
+        loop.end()
+        return [*losses, *head.weight.grad.flatten().tolist()]
+
+    assert both(train).replays == [3]
+
+
+def test_gradients_of_a_replay_have_none_themselves() -> None:
+    loop = Loop(True)
+    for i in range(5):
+        loop.step(i)
+    loop.optimizer.zero_grad()
+    loop.begin()
+    weight = loop.module.head.weight
+    (found,) = torch.autograd.grad(loop.loss(5), [weight], create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        found.sum().backward()
+
+
+def test_backward_runs_in_the_thread_of_the_step() -> None:
+    loop = Loop(True)
+    before = torch._C._is_multithreading_enabled()
+    loop.begin()
+    loop.begin()
+    assert not torch._C._is_multithreading_enabled()
+    loop.end()
+    assert torch._C._is_multithreading_enabled() == before
+    loop.begin()
+    assert loop.graphs is not None
+    loop.graphs.release()
+    assert torch._C._is_multithreading_enabled() == before
