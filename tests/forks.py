@@ -50,8 +50,8 @@ PYTHON = "FORKED_PYTHON"
 CLIENT = """#!{python} -IS
 import _signal, _socket, json, os, sys
 command = sys.argv[1:]
-while command and command[0][:2] in ("-W", "-X"):
-    del command[: 1 if command[0][2:] else 2]
+while command and command[0][:2] in ("-B", "-W", "-X"):
+    del command[: 2 if command[0] in ("-W", "-X") else 1]
 if not command or (command[0][0] == "-" and command[0] not in ("-c", "-m")):
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
 files = []

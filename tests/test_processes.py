@@ -80,7 +80,7 @@ def test_what_it_starts_is_forked_too(tmp_path: Path, ends: str, code: int, real
         import os, subprocess, sys
         read, write = os.pipe()
         done = subprocess.run(
-            [sys.executable, "-Xdev=0", "-c", {textwrap.dedent(CHILD)!r}, str(write), "a"],
+            [sys.executable, "-B", "-X", "a", "-c", {textwrap.dedent(CHILD)!r}, str(write), "a"],
             env=os.environ | {{"ENDS": {ends!r}}}, cwd={str(tmp_path)!r}, pass_fds=[write],
             stdout=subprocess.PIPE)
         os.close(write)
