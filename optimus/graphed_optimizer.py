@@ -13,6 +13,8 @@ import contextlib
 import functools
 import types
 from collections.abc import Callable, Generator, Sequence
+from itertools import repeat
+from operator import is_not
 from typing import Any, cast
 
 import torch
@@ -242,7 +244,7 @@ class GraphedOptimizer:
         """Those that have a gradient, and the gradients."""
         everything = [p for group in self.optimizer.param_groups for p in group["params"]]
         gradients = [p.grad for p in everything]
-        if all(g is not None for g in gradients):
+        if all(map(is_not, gradients, repeat(None))):
             return everything, cast("list[torch.Tensor]", gradients)
         some = [(p, g) for p, g in zip(everything, gradients, strict=True) if g is not None]
         return [p for p, _ in some], [g for _, g in some]
@@ -251,9 +253,11 @@ class GraphedOptimizer:
         """What must be the same in each replay: parameters, states and settings but the rate."""
         if self._settings is None or not self._settings.still_hold(self.optimizer.param_groups):
             self._settings = GroupSettings(self.optimizer.param_groups)
+        # All states: to look up those of the parameters would take longer than the rest.
         return (
+            tuple(map(id, parameters)),
             tuple(map(torch.Tensor.data_ptr, parameters)),
-            tuple(map(id, map(self.optimizer.state.get, parameters))),
+            tuple(map(id, self.optimizer.state.values())),
             self._settings.words,
         )
 
