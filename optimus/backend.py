@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from torch._dynamo.exc import RestartAnalysis, SkipFrame
 from torch.fx import GraphModule
 
 from optimus.capture import Graphs
@@ -98,6 +99,10 @@ class OptimusBackend:
             start = time.perf_counter()
             try:
                 return self._packed(candidate, inputs)
+            except (RestartAnalysis, SkipFrame):
+                # No failure: Dynamo traces the code once more, another way, and asks again.
+                self.report.drop_last()
+                raise
             except Exception as error:
                 if self._strict:
                     raise

@@ -139,6 +139,11 @@ class Report:
     graphs: list[GraphReport] = field(default_factory=list[GraphReport])
     explanations: list[Explanation] = field(default_factory=list[Explanation])
 
+    def drop_last(self) -> None:
+        """Forget the last graph, which is to be compiled anew."""
+        graph = self.graphs.pop().index
+        self.explanations[:] = [e for e in self.explanations if e.graph != graph]
+
     def totals(self) -> list[PatternReport]:
         """Per-pattern sums over the graphs, in pipeline order."""
         merged: dict[str, PatternReport] = {}

@@ -137,3 +137,29 @@ def test_the_compiler_still_knows_which_inputs_are_parameters() -> None:
         optimus_backend._compile = backend  # type: ignore[method-assign,assignment]
         torch.compile(Model(), backend=optimus_backend)(torch.randn(5, 3, 4))
     assert static == [(6, 7), (2, 3)]
+
+
+class _Rounds(nn.Module):
+    """A number read off the device, which Inductor wants as a constant in what follows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        size = x.sum().item()
+        parts = torch.cat([layer(x) for layer in self.layers], 1)
+        return parts * (0.5 + round(size, 3))
+
+
+def test_dynamo_may_begin_again(caplog: pytest.LogCaptureFixture) -> None:
+    plain = _Rounds()
+    compiled = optimus.compile(copy.deepcopy(plain), patterns="all", explain="batch_linears")
+    for rows in (8, 8, 6):  # numbers are constants until they change
+        x = torch.randn(rows, 4)
+        torch.testing.assert_close(compiled(x), plain(x))
+    report = optimus.report(compiled)
+    assert [graph.fallback for graph in report.graphs] == [""] * len(report.graphs)
+    assert [graph.index for graph in report.graphs] == list(range(len(report.graphs)))
+    assert [e.graph for e in report.explanations] == [graph.index for graph in report.graphs]
+    assert "Restart" not in caplog.text
