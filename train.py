@@ -20,8 +20,9 @@ from recsys.lookup import NotFusible
 from recsys.module import NonFiniteError
 
 
-def train(cfg: DictConfig) -> dict[str, float]:
-    """Train, validate and test as `cfg` says; the last value of every metric logged."""
+def train(cfg: DictConfig, metrics: dict[str, float]) -> None:
+    """Train, validate and test as `cfg` says; `metrics` gets the last value of every one logged,
+    also where this raises."""
     checks.check(cfg)
     resume = build.resume_path(cfg)
     with checks.told(ValueError, TypeError, OSError, HydraException):
@@ -30,12 +31,11 @@ def train(cfg: DictConfig) -> dict[str, float]:
         datamodule = build.build_datamodule(cfg)
         module = build.build_module(cfg, datamodule)
     with checks.told(OSError, NonFiniteError, NotFusible):
-        trainer.fit(module, datamodule=datamodule, ckpt_path=resume)
-        metrics = build.logged(trainer)
+        with build.logged(trainer, metrics):
+            trainer.fit(module, datamodule=datamodule, ckpt_path=resume)
         if cfg.test:
-            trainer.test(module, datamodule=datamodule, ckpt_path=build.best_path(trainer))
-            metrics |= build.logged(trainer)
-    return metrics
+            with build.logged(trainer, metrics):
+                trainer.test(module, datamodule=datamodule, ckpt_path=build.best_path(trainer))
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
@@ -45,7 +45,7 @@ def main(cfg: DictConfig) -> float:
         known = unfired.known_result(cfg)
         return jobs.run_in_own_process(Path(__file__), cfg.metric, known)
     with jobs.recorded(Path(cfg.paths.output)) as result:
-        result.metrics = train(cfg)
+        train(cfg, result.metrics)
     return result.metric(cfg.metric)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 import os
 import tempfile
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -128,8 +130,20 @@ def best_path(trainer: Trainer) -> str | None:
     return getattr(callback, "best_model_path", None) or None
 
 
-def logged(trainer: Trainer) -> dict[str, float]:
-    """The last value of every metric as a plain number."""
+@contextlib.contextmanager
+def logged(trainer: Trainer, metrics: dict[str, float]) -> Iterator[None]:
+    """Put the last value of every metric that the block logs into `metrics`, also if it raises."""
+    try:
+        yield
+    except BaseException:
+        # Reading a device that has failed raises again: what ended the run is the error to show.
+        with contextlib.suppress(Exception):
+            metrics |= _last_values(trainer)
+        raise
+    metrics |= _last_values(trainer)
+
+
+def _last_values(trainer: Trainer) -> dict[str, float]:
     return {name: float(value) for name, value in trainer.callback_metrics.items()}
 
 

@@ -52,7 +52,9 @@ def composed(folder: Path, *overrides: str) -> DictConfig:
 def run(folder: Path, *overrides: str) -> dict[str, float]:
     """Train in this process, with nothing compiled before."""
     torch._dynamo.reset()
-    return train(composed(folder, *QUICK, *SMALL, *overrides))
+    metrics: dict[str, float] = {}
+    train(composed(folder, *QUICK, *SMALL, *overrides), metrics)
+    return metrics
 
 
 @pytest.mark.parametrize("model", OPTIONS["model"])
@@ -190,13 +192,13 @@ def test_settings_that_cannot_work_are_refused(
     tmp_path: Path, override: str, expected: str
 ) -> None:
     with pytest.raises(UserError, match=re.escape(expected)):
-        train(composed(tmp_path, override))
+        train(composed(tmp_path, override), {})
     assert not list(tmp_path.iterdir())
 
 
 def test_the_folder_of_a_data_set_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"missing\.txt"):
-        train(composed(tmp_path, "data=criteo", f"data.path={tmp_path}/missing.txt"))
+        train(composed(tmp_path, "data=criteo", f"data.path={tmp_path}/missing.txt"), {})
 
 
 def test_train_py_is_short() -> None:

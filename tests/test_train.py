@@ -176,14 +176,16 @@ def test_killed_and_resumed_ends_as_if_never_stopped(whole: Path, tmp_path: Path
 
 
 def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
-    growing = ["dense_optimizer.name=sgd", "dense_optimizer.lr=1e7"]
+    growing = ["dense_optimizer.name=sgd", "dense_optimizer.lr=1e7", "trainer.log_every_n_steps=1"]
     done = run(tmp_path / "run", *growing, "callbacks.last.every_n_train_steps=1")
     message = last_line(done)
     kept = tmp_path / "run" / "checkpoints" / "last.ckpt"
     assert "not finite" in message or "the training loss is" in message
     assert "lower them" in message
     assert f"The last good checkpoint is {kept}" in message
-    assert result(tmp_path / "run")["error"] == message
+    found = result(tmp_path / "run")
+    assert found["error"] == message
+    assert {"train/loss", "lr/dense"} <= found["metrics"].keys()
     weights = torch.load(kept, weights_only=True)["state_dict"]
     assert all(value.isfinite().all() for value in weights.values())
 
