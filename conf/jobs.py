@@ -195,6 +195,7 @@ def _command(script: Path, folder: Path) -> list[str]:
         "--config-name=config",
         f"hydra.run.dir={quoted}",
         "hydra.output_subdir=null",
+        "+hydra.callbacks.one_run_a_folder._target_=conf.lock.OneRunAFolder",
     ]
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from conf.lock import hold
 from tests import processes
 
 # 40 steps, small tables and layers; the rewritten graph runs as it is.
@@ -219,6 +220,15 @@ def test_what_cannot_work_is_refused_in_one_line(
     assert last_line(done).startswith("train.py: ")
     assert expected in last_line(done)
     assert "Optimus" not in done.stdout
+
+
+@pytest.mark.parametrize("kind", ["run", "sweep"])
+def test_the_folder_of_a_run_that_goes_on_is_refused(tmp_path: Path, kind: str) -> None:
+    hold(tmp_path / "taken", kind)
+    mode = ["-m"] if kind == "sweep" else []
+    done = run(tmp_path / "taken", *mode, f"hydra.sweep.dir={tmp_path / 'taken'}")
+    assert f"another run is writing to {tmp_path / 'taken'}: " in last_line(done)
+    assert [file.name for file in (tmp_path / "taken").iterdir()] == [f".{kind}.lock"]
 
 
 def sweep(folder: Path, *overrides: str, **extra: str) -> subprocess.CompletedProcess[str]:

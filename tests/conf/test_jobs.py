@@ -13,6 +13,7 @@ import pytest
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from conf.jobs import Result, describe, recorded
+from conf.lock import hold
 from tests import processes
 
 ROOT = Path(__file__).parents[2]
@@ -87,6 +88,14 @@ def test_each_job_compiles_cold_unless_a_cache_is_named(
     assert not any(Path(line.split()[1]).exists() for line in caches)
     named = sweep(tmp_path, "+x=1,4", TORCHINDUCTOR_CACHE_DIR="/somewhere/warm")
     assert named.count("cache /somewhere/warm") == 2
+
+
+def test_no_job_runs_in_the_folder_of_a_run(tmp_path: Path) -> None:
+    hold(tmp_path / "it's = a, {sweep}" / "0", "run")
+    sweep(tmp_path, "+x=1,4")
+    refused, other = results(tmp_path)
+    assert refused.error == "the job's process ended with exit status 1"
+    assert other.error == ""
 
 
 KILLED = """
