@@ -263,12 +263,14 @@ class OptimusCallback(Callback):
     ) -> None:
         """Leave the model as it was, and a summary of what was measured."""
         if self._takeover is not None:
+            self._book.end_wait()
             self._takeover.finish()
             self._write(trainer, f"stopped by {describe(exception)}")
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Leave the model as it was."""
         if self._takeover is not None:
+            self._book.end_wait()
             self._takeover.finish()
 
     # ---- validation, test, predict ---------------------------------------------------------------
@@ -312,6 +314,7 @@ class OptimusCallback(Callback):
     ) -> None:
         """Compile what the first batch called."""
         takeover = self._begin(trainer, pl_module)
+        self._book.end_wait()
         if not _fitting(trainer):
             takeover.end_observation()
             takeover.evaluate_only()
@@ -338,6 +341,7 @@ class OptimusCallback(Callback):
         if self._takeover is not None and self._takeover.root is pl_module:
             return self._takeover
         if self._takeover is not None:
+            self._book.end_wait()
             self._takeover.finish()
         saved, self._saved = self._saved, {}
         device, world_size = trainer.strategy.root_device, trainer.world_size

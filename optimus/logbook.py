@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 from collections.abc import Iterable, Sequence
@@ -11,6 +12,7 @@ import torch
 
 from optimus import summary
 from optimus.figures import Window
+from optimus.heartbeat import Heartbeat
 from optimus.takeover import Takeover
 
 if TYPE_CHECKING:
@@ -42,21 +44,31 @@ class Logbook:
         self._told = set(told)
         self._logged_step = takeover.step
         self._unlogged: Window | None = None
+        self._heartbeat = Heartbeat()
 
     def begin_step(self, trainer: Trainer) -> None:
         """Before a training step: say so when it compiles something for the first time."""
-        for line in summary.compiling(self._takeover, self._told):
-            say(trainer, line)
+        self._compiles(trainer, summary.compiling(self._takeover, self._told))
 
     def begin_evaluation(self, trainer: Trainer) -> None:
         """Before a validation, test or prediction, or its second batch: the same."""
-        for line in summary.compiling_evaluation(self._takeover, self._told):
+        self._compiles(trainer, summary.compiling_evaluation(self._takeover, self._told))
+
+    def end_wait(self) -> None:
+        """What was announced is done, or will never be."""
+        self._heartbeat.end()
+
+    def _compiles(self, trainer: Trainer, lines: Sequence[str]) -> None:
+        for line in lines:
             say(trainer, line)
+        if lines:
+            self._heartbeat.begin("compiling", functools.partial(say, trainer))
 
     def end_step(
         self, trainer: Trainer, pl_module: LightningModule, windows: Sequence[Window]
     ) -> None:
         """After a training step with new `windows`: say what is new, log if that is due."""
+        self.end_wait()
         self._keep(windows)
         knew_gain = "gain" in self._told
         self.tell(trainer, bool(windows))

@@ -7,6 +7,7 @@ import json
 import math
 import pickle
 import re
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
 
+from optimus import heartbeat
 from optimus.callback import OptimusCallback
 from tests.optimus.foreign_modules import (
     BATCH,
@@ -99,6 +101,25 @@ def test_figures_are_of_warm_steps_and_logged_once_a_window(tmp_path: Path) -> N
     assert {"qps", "optimus/qps_gain", "loss"} <= fit.callback_metrics.keys()
     low, middle, high = (logged(tmp_path, f"qps_{p}")[0] for p in ("p10", "p50", "p90"))
     assert low <= middle <= high
+
+
+def test_what_compiles_for_long_says_that_it_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "SECONDS", 0.005)
+    trainer(tmp_path, optimus(target="net"), Slow()).fit(Regressor(), loader(24))
+    said = [line for line in capsys.readouterr().out.splitlines() if "compil" in line]
+    goes_on = [i for i, line in enumerate(said) if line.startswith("Optimus: still compiling, for")]
+    begun = said.index("Optimus: compiling net for the baseline, torch.compile (eager) ...")
+    done = next(i for i, line in enumerate(said) if "the optimised graph runs" in line)
+    assert goes_on and begun < min(goes_on) and max(goes_on) < done
+
+
+class Slow(pl.Callback):
+    """A training step that takes a while."""
+
+    def on_train_batch_start(self, *args: Any, **kwargs: Any) -> None:
+        time.sleep(0.03)
 
 
 @pytest.mark.parametrize("every", [1, 1000])
