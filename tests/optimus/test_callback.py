@@ -112,7 +112,8 @@ def test_what_compiles_for_long_says_that_it_goes_on(
     goes_on = [i for i, line in enumerate(said) if line.startswith("Optimus: still compiling, for")]
     begun = said.index("Optimus: compiling net for the baseline, torch.compile (eager) ...")
     done = next(i for i, line in enumerate(said) if "the optimised graph runs" in line)
-    assert goes_on and begun < min(goes_on) and max(goes_on) < done
+    assert goes_on and begun < min(goes_on)
+    assert sum(i > done for i in goes_on) <= 1, "one may be on its way"
 
 
 class Slow(pl.Callback):
