@@ -34,6 +34,9 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from conf import transcript
 
 RESULT = "result.json"
+# What a job has to end by itself: less than schedulers give a program between SIGTERM and SIGKILL.
+_GRACE_S = 8.0
+_INTERRUPTED = "interrupted by "
 
 
 @dataclass
@@ -106,11 +109,16 @@ def recorded(folder: Path) -> Iterator[Result]:
                 result.write(folder)
 
 
+def was_interrupted(error: str) -> bool:
+    """Whether a Result's `error` says that a signal ended the run, and nothing of its own."""
+    return error.startswith(_INTERRUPTED)
+
+
 def describe(error: BaseException) -> str:
     """One line for a table: the kind of error, unless it speaks for itself, and its first line."""
     lines = str(error).strip().splitlines()
     if signal_name := _interrupted_by(error):
-        return f"interrupted by {signal_name}"
+        return f"{_INTERRUPTED}{signal_name}"
     if isinstance(error, SystemExit):
         return lines[0] if isinstance(error.code, str) and lines else f"exit status {error.code}"
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
@@ -136,19 +144,29 @@ def run_in_own_process(script: Path, metric: str, known: Result | None = None) -
     The process has the job's folder for its output, and compile caches of its own unless the
     environment names some: compile seconds are then those of a first run, whatever ran before.
     """
-    job = HydraConfig.get()
-    folder = Path(job.runtime.output_dir)
+    folder = Path(HydraConfig.get().runtime.output_dir)
     result = known or _result_of(script, folder)
+    _write_as_job(result, folder)
+    return result.metric(metric)
+
+
+def _write_as_job(result: Result, folder: Path) -> None:
+    job = HydraConfig.get()
     result.job = int(job.job.num)
     result.overrides = list(job.overrides.task)
     result.write(folder)
-    return result.metric(metric)
 
 
 def _result_of(script: Path, folder: Path) -> Result:
     began = time.monotonic()
-    with _compile_cache() as cache:
-        code = _run(_command(script, folder), cache)
+    (folder / RESULT).unlink(missing_ok=True)  # of a multirun before, in the same folder
+    try:
+        with _compile_cache() as cache:
+            code = _run(_command(script, folder), cache)
+    except SystemExit:  # a signal to the multirun has ended the job, too
+        if result := Result.read(folder):
+            _write_as_job(result, folder)
+        raise
     result = Result.read(folder) or Result(seconds=round(time.monotonic() - began, 3))
     if code and not result.error:
         result.error = _exit_reason(code)
@@ -165,6 +183,8 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
     try:
         process.join()
     finally:
+        process.terminate()
+        process.join(_GRACE_S)
         process.kill()
         process.join()
     return process.exitcode or 0

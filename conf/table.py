@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import functools
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,9 @@ from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from conf.jobs import RESULT, Result
+from conf.interrupts import at_interrupt
+from conf.jobs import RESULT, Result, was_interrupted
+from conf.swept import num_jobs, swept_keys
 from optimus.summary import FILE_STEM, headline
 
 CSV_NAME = "summary.csv"
@@ -58,11 +62,14 @@ class Row:
     error: str = ""
 
 
-def rows(folder: Path) -> list[Row]:
-    """One row for each job of the multirun in `folder` that has ended, by job number."""
+def rows(folder: Path, swept: Collection[str] = ()) -> list[Row]:
+    """One row for each job of the multirun in `folder` that has ended, by job number.
+
+    Labels say the values of `swept` keys, and of all others that differ from job to job.
+    """
     found = [(Result.read(path.parent), path.parent) for path in folder.rglob(RESULT)]
     ended = sorted(((r, p) for r, p in found if r), key=lambda pair: pair[0].job)
-    differing = _differing([result.overrides for result, _ in ended])
+    differing = {*swept, *_differing([result.overrides for result, _ in ended])}
     folders = {result.job: path for result, path in ended}
     table = [
         _row(result, path if result.same_as is None else folders[result.same_as], differing)
@@ -72,12 +79,14 @@ def rows(folder: Path) -> list[Row]:
 
 
 def write_csv(table: Sequence[Row], path: Path) -> None:
-    """All columns; a missing figure is an empty cell."""
-    with path.open("w", newline="") as file:
+    """All columns; a missing figure is an empty cell. An interrupt leaves the file as it was."""
+    part = path.with_name(f".{path.name}.part")
+    with part.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(field.name for field in fields(Row))
         for row in table:
             writer.writerow(_cell(getattr(row, field.name)) for field in fields(Row))
+    part.replace(path)
 
 
 def text(table: Sequence[Row]) -> str:
@@ -117,16 +126,24 @@ def plot(table: Sequence[Row], path: Path) -> None:
 class SummaryTable(Callback):
     """Hydra callback: keeps summary.csv up to date while jobs end, then prints and plots all."""
 
+    def __init__(self) -> None:
+        self._swept: Collection[str] = ()
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """From now on SIGTERM and SIGINT end the multirun with its table written."""
+        self._swept = swept_keys(config)
+        at_interrupt(functools.partial(self._tell_interrupted, config))
+
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
-        """Write what there is so far: an interrupted sweep keeps its table."""
+        """Write what there is so far: a sweep that is killed keeps its table."""
         folder = Path(config.hydra.sweep.dir)
         if config.hydra.mode is not None and "MULTIRUN" in str(config.hydra.mode):
-            write_csv(rows(folder), folder / CSV_NAME)
+            write_csv(rows(folder, self._swept), folder / CSV_NAME)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Print the table and where its files are; exit status 1 if a job failed."""
         folder = Path(config.hydra.sweep.dir)
-        table = rows(folder)
+        table = rows(folder, self._swept)
         write_csv(table, folder / CSV_NAME)
         files = [CSV_NAME]
         if any(row.qps_p50 for row in table):
@@ -137,6 +154,16 @@ class SummaryTable(Callback):
         failed = sum(bool(row.error) for row in table)
         if failed:
             raise SystemExit(f"train.py: {failed} of {len(table)} jobs failed")
+
+    def _tell_interrupted(self, config: DictConfig) -> None:
+        folder = Path(config.hydra.sweep.dir)
+        table = rows(folder, self._swept)
+        write_csv(table, folder / CSV_NAME)
+        done = sum(not was_interrupted(row.error) for row in table)
+        total = num_jobs(config)
+        of = "" if total is None else f" of {total}"
+        message = f"train.py: interrupted, {done}{of} jobs are done: {folder / CSV_NAME}"
+        print(message, file=sys.stderr, flush=True)
 
 
 def _row(result: Result, folder: Path, differing: set[str]) -> Row:

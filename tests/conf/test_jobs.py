@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
+import os
 import signal
 import sys
 import time
@@ -20,11 +22,14 @@ ROOT = Path(__file__).parents[2]
 
 # A program as train.py is, with jobs that count what a job before them left in the process.
 PROGRAM = """
-import os, signal, sys
+import os, signal, sys, time
 from pathlib import Path
 import hydra
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from conf import jobs
 LEFT = []
+def stop(*_):
+    raise SIGTERMException
 @hydra.main(version_base="1.3", config_path=None)
 def main(cfg):
     if jobs.in_multirun():
@@ -35,6 +40,10 @@ def main(cfg):
             raise RuntimeError("two is too many\\nsecond line")
         if cfg.x == 3:
             os.kill(os.getpid(), signal.SIGKILL)
+        if cfg.x == 5:
+            signal.signal(signal.SIGTERM, stop)
+            Path(folder, "began").touch()
+            time.sleep(60)
         LEFT.append(cfg.x)
         result.metrics = {"score": float(cfg.x), "left": float(len(LEFT)), "bad": float("nan")}
         print("cache", os.environ.get("TORCHINDUCTOR_CACHE_DIR"))
@@ -59,6 +68,30 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """Where the four kinds of jobs ran, and what they said."""
     folder = tmp_path_factory.mktemp("swept")
     return folder, sweep(folder, "+x=1,2,3,4")
+
+
+@pytest.mark.parametrize("ended_by", [signal.SIGTERM, signal.SIGINT])
+def test_an_interrupted_sweep_says_how_far_it_came(
+    tmp_path: Path, ended_by: signal.Signals
+) -> None:
+    program, said, folder = tmp_path / "program.py", tmp_path / "said", tmp_path / "swept"
+    program.write_text(PROGRAM)
+    table = "+hydra.callbacks.table._target_=conf.table.SummaryTable"
+    said.touch()
+    command = [sys.executable, str(program), "-m", f"hydra.sweep.dir={folder}", table, "+x=1,5,4"]
+    with processes.running(command, err=str(said), forked=True) as running:
+        deadline = time.monotonic() + 100
+        while not (folder / "1" / "began").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        with (folder / "summary.csv").open() as file:
+            assert [row["label"] for row in csv.DictReader(file)] == ["+x=1"]
+        os.kill(running.pid, ended_by)
+        assert running.wait(60) == 128 + ended_by
+    line = f"train.py: interrupted, 1 of 3 jobs are done: {folder / 'summary.csv'}"
+    assert said.read_text().splitlines()[-1] == line
+    with (folder / "summary.csv").open() as file:
+        rows = [(row["job"], row["label"], row["error"]) for row in csv.DictReader(file)]
+    assert rows == [("0", "+x=1", ""), ("1", "+x=5", "interrupted by SIGTERM")]
 
 
 def results(tmp_path: Path) -> list[Result]:

@@ -8,8 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from conf.jobs import Result
+from conf.swept import BASIC, num_jobs, swept_keys
 from conf.table import plot, rows, text, write_csv
 from conf.unfired import unfired_result
 from optimus.pipeline import pattern_names
@@ -85,6 +87,21 @@ def test_labels_say_what_differs(tmp_path: Path) -> None:
         job(tmp_path, number, [f"case={case}", "sweep=leave_one_out"], 1000.0 * (number + 1))
     assert [row.label for row in rows(tmp_path)] == ["none", "all", "without_x"]
     assert "+100.0%" in text(rows(tmp_path))
+
+
+def test_the_first_row_has_its_label_before_there_are_others(tmp_path: Path) -> None:
+    job(tmp_path, 0, ["case=none", "seed=1"], 1000.0)
+    assert [row.label for row in rows(tmp_path, ["case"])] == ["none"]
+
+
+def test_what_a_multirun_varies_and_how_many_jobs_it_has() -> None:
+    sweeper = {"_target_": BASIC, "params": {"case": "none,all,without_x", "model": "dlrm"}}
+    overrides = {"task": ["seed=range(1,3)", "case=none,all", "sweep=leave_one_out"]}
+    config = OmegaConf.create({"hydra": {"sweeper": sweeper, "overrides": overrides}})
+    assert swept_keys(config) == {"case": 2, "seed": 2}
+    assert num_jobs(config) == 4
+    config.hydra.sweeper._target_ = "hydra_plugins.another.Sweeper"
+    assert num_jobs(config) is None
 
 
 def test_a_job_not_run_repeats_the_figures_of_the_one_it_equals(tmp_path: Path) -> None:
