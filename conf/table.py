@@ -39,7 +39,8 @@ class Row:
 
     `qps_gain` compares the phase with the baseline steps of the same job, `qps_gain_vs_none` the
     median QPS with that of the job that differs in `optimus.patterns=none` alone: fractions, 0.63
-    is 63 % more. `same_as` names the job whose figures these are, where this one was not run.
+    is 63 % more. `doubts` are the reasons to doubt the first. `same_as` names the job whose figures
+    these are, where this one was not run.
     """
 
     job: int
@@ -55,6 +56,7 @@ class Row:
     recompiles: int | None = None
     compile_seconds: float | None = None
     fired: int | None = None
+    doubts: str = ""
     auc: float | None = None
     logloss: float | None = None
     seconds: float | None = None
@@ -188,7 +190,8 @@ def _measured(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     fired = sum(pattern["fired"] for pattern in summary.get("patterns", ()))
-    return {**headline(summary), "fired": fired}
+    doubts = "; ".join(summary.get("gain", {}).get("doubts", ()))
+    return {**headline(summary), "fired": fired, "doubts": doubts}
 
 
 def _against_none(table: Sequence[Row], overrides: Sequence[Sequence[str]]) -> list[Row]:
@@ -254,7 +257,7 @@ _COLUMNS = {
     "compile s": lambda row: _number(row.compile_seconds, ".1f"),
     "fired": lambda row: _number(row.fired, "d"),
     "AUC": lambda row: _number(row.auc, ".5f"),
-    "note": lambda row: row.error[:60] or _reused(row),
+    "note": lambda row: row.error[:60] or _reused(row) or row.doubts[:60],
 }
 
 

@@ -89,8 +89,9 @@ class OptimusCallback(Callback):
     (of the single steps in it) and peak memory in MiB; over all windows of the phase so far
     `optimus/qps` (their median), `optimus/qps_gain` and `optimus/peak_memory_gain` (against the
     baseline's medians, as fractions; more is better for both), kernels a step, recompiles, and
-    compile seconds. The last gain logged is the one that the summary has. A figure that could not
-    be measured is not logged.
+    compile seconds. The last gain logged is the one that the summary has;
+    `optimus/qps_gain_doubts` is the number of reasons to doubt it, which the last line and the
+    summary say in words. A figure that could not be measured is not logged.
 
     Raises ValueError for anything that is misspelt, before training begins.
     """

@@ -1,4 +1,4 @@
-"""What was measured, as plain data: windows, phases of a run, and the gain between two phases.
+"""What was measured, as plain data: windows, and the phases of a run that consist of them.
 
 Nothing in here takes a measurement (`measure.py` does); these records are what is logged, written
 to the summary file and kept in the checkpoint.
@@ -32,7 +32,8 @@ class Window:
 
     `samples` counts those of all ranks (steps, where the batch size is not known); `step_rates` are
     the 10th, 50th and 90th percentile of the single steps' rates, in samples a second.
-    `peak_memory` is in bytes: "allocated" and "reserved" on a GPU, "resident" on a CPU.
+    `peak_memory` is in bytes: "allocated" and "reserved" on a GPU, "resident" on a CPU. `process`
+    counts the resumes of the run before the window was measured.
     """
 
     first_step: int
@@ -41,6 +42,7 @@ class Window:
     seconds: float
     step_rates: tuple[float, float, float]
     peak_memory: dict[str, int] = field(default_factory=dict[str, int])
+    process: int = 0
 
     @property
     def rate(self) -> float:
@@ -91,11 +93,14 @@ class Phase:
     recompiles: int = 0
 
     def add(self, window: Window) -> None:
-        """Keep `window`; when there are too many, thin the older ones out evenly."""
+        """Keep `window`; when there are too many, thin the older ones out, all but the first three.
+
+        Those are next to the take-over, where the two phases are compared most safely.
+        """
         self.windows.append(window)
         self.windows_measured += 1
         if len(self.windows) > MAX_WINDOWS:
-            self.windows = self.windows[::2]
+            self.windows = self.windows[:2] + self.windows[2::2]
 
     def rate(self) -> float | None:
         """Samples a second: the median over the windows."""
@@ -142,81 +147,3 @@ def _window(plain: Mapping[str, Any]) -> Window:
     p10, p50, p90 = plain["step_rates"]
     others = {key: value for key, value in plain.items() if key != "step_rates"}
     return Window(step_rates=(p10, p50, p90), **others)
-
-
-@dataclass(frozen=True)
-class Gain:
-    """The optimised phase against the baseline, as fractions; more is better for both.
-
-    `qps` 0.63 means 63 % more samples a second; `peak_memory` 0.06 means 6 % less memory. None: it
-    could not be measured, and `qps_note` or `memory_note` says why. `qps_range` is the gain of slow
-    windows over fast ones of the baseline, and the reverse (10th and 90th percentiles): when zero
-    lies inside, the gain is within the noise.
-    """
-
-    qps: float | None = None
-    qps_range: tuple[float, float] | None = None
-    peak_memory: float | None = None
-    qps_note: str = ""
-    memory_note: str = ""
-
-
-def gain(baseline: Phase | None, optimised: Phase) -> Gain:
-    """Compare two phases; a figure that would not be like for like is left out, with the reason."""
-    if baseline is None:
-        note = "no baseline was run"
-        return Gain(qps_note=note, memory_note=note)
-    note = _not_comparable(baseline, optimised)
-    if note:
-        return Gain(qps_note=note, memory_note=note)
-    return Gain(
-        qps=_rates(optimised)[1] / _rates(baseline)[1] - 1,
-        qps_range=(
-            _rates(optimised)[0] / _rates(baseline)[2] - 1,
-            _rates(optimised)[2] / _rates(baseline)[0] - 1,
-        ),
-        peak_memory=_memory_gain(baseline, optimised),
-        memory_note="" if _memory_kind(baseline, optimised) else _no_memory(baseline, optimised),
-    )
-
-
-def _not_comparable(baseline: Phase, optimised: Phase) -> str:
-    for phase in (baseline, optimised):
-        if not phase.windows:
-            return f"too few steps: the {phase.name} phase had no warm window ({_steps(phase)})"
-    for what in ("device", "world_size", "unit"):
-        then, now = getattr(baseline, what), getattr(optimised, what)
-        if then != now:
-            label = what.replace("_", " ")
-            return f"the baseline was measured with {label} {then}, this run has {now}"
-    return ""
-
-
-def _steps(phase: Phase) -> str:
-    discarded = phase.windows_discarded
-    tail = f", {discarded} windows thrown away because something compiled" if discarded else ""
-    return f"{phase.steps} steps{tail}"
-
-
-def _rates(phase: Phase) -> tuple[float, float, float]:
-    rates = phase.rates()
-    assert rates, "a phase with windows has rates"
-    return rates
-
-
-def _memory_kind(baseline: Phase, optimised: Phase) -> str | None:
-    shared = baseline.peak_memory().keys() & optimised.peak_memory().keys()
-    same_method = baseline.memory_note == optimised.memory_note
-    return next((k for k in ("allocated", "resident") if k in shared and same_method), None)
-
-
-def _memory_gain(baseline: Phase, optimised: Phase) -> float | None:
-    kind = _memory_kind(baseline, optimised)
-    if kind is None:
-        return None
-    return 1 - optimised.peak_memory()[kind] / max(baseline.peak_memory()[kind], 1)
-
-
-def _no_memory(baseline: Phase, optimised: Phase) -> str:
-    notes = sorted({baseline.memory_note, optimised.memory_note} - {""})
-    return "; ".join(notes) or "peak memory was not measured in both phases"

@@ -6,7 +6,7 @@ An error in here ends the measuring, not the training.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -48,7 +48,10 @@ def _made(compiled: CompiledTargets | None) -> tuple[int, int]:
 
 
 class Recorder:
-    """Keeps one record a phase. `note` is told what the user should know."""
+    """Keeps one record a phase. `note` is told what the user should know.
+
+    `process` counts the resumes before this one's windows.
+    """
 
     def __init__(
         self,
@@ -58,6 +61,7 @@ class Recorder:
         note: Callable[[str], None],
     ) -> None:
         self.phases: dict[PhaseName, Phase] = {}
+        self.process = 0
         self._settings = settings
         self._device = device
         self._world_size = world_size
@@ -203,7 +207,7 @@ class Recorder:
             return []
         windows = now.meter.finished(wait)
         for window in windows:
-            now.record.add(window)
+            now.record.add(replace(window, process=self.process))
         now.record.windows_discarded = now.discarded_before + now.meter.discarded
         if now.compiled is not None:
             for count, before in now.before.items():

@@ -11,7 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from optimus.figures import Gain, Phase, Window
+from optimus.figures import Phase, Window
+from optimus.gain import FEW
 from optimus.pattern import GroupPattern
 from optimus.pipeline import PIPELINE
 from optimus.summary_page import page
@@ -20,8 +21,6 @@ from optimus.takeover import Takeover
 FILE_STEM = "optimus_summary"
 FORMAT = 1
 MIB = 2**20
-FEW_WINDOWS = 3
-"""One window proves nothing: from so many on the gain is announced."""
 
 
 def window_metrics(takeover: Takeover, window: Window) -> dict[str, float]:
@@ -41,6 +40,7 @@ def window_metrics(takeover: Takeover, window: Window) -> dict[str, float]:
         "qps_p90": p90 if samples else None,
         "optimus/step_ms": window.seconds / window.steps * 1e3,
         "optimus/qps_gain": found.qps if found else None,
+        "optimus/qps_gain_doubts": len(found.doubts) if found and found.qps is not None else None,
         "optimus/peak_memory_gain": found.peak_memory if found else None,
         "optimus/kernels_per_step": phase.kernels_per_step,
         "optimus/recompiles": phase.recompiles,
@@ -93,7 +93,7 @@ def announcements(takeover: Takeover, told: set[str], measured: bool) -> list[st
         lines.append(_takeover_line(takeover))
     if measured and "gain" not in told and "table" in told:
         phase = takeover.recorder.phases.get("optimised")
-        is_clear = phase is not None and len(phase.windows) >= FEW_WINDOWS
+        is_clear = phase is not None and len(phase.windows) >= FEW
         if is_clear and takeover.gain().qps is not None:
             told.add("gain")
             lines.append(gain_line(takeover))
@@ -140,10 +140,11 @@ def gain_line(takeover: Takeover) -> str:
         if found.peak_memory is not None
         else f" (peak memory: {found.memory_note})"
     )
+    doubts = f" ({'; '.join(found.doubts)})" if found.doubts else ""
     stored = f" ({baseline.source})" if baseline.source != "measured" else ""
     return (
         f"{optimised.rate():,.0f} {optimised.unit} against {baseline.rate():,.0f} under "
-        f"{baseline.runs}{stored}: {found.qps:+.1%}{noise(found)}{memory}"
+        f"{baseline.runs}{stored}: {found.qps:+.1%}{doubts}{memory}"
     )
 
 
@@ -152,14 +153,6 @@ def _memory(gained: float) -> str:
     if abs(gained) < 0.0005:
         return "peak memory the same"
     return f"peak memory {abs(gained):.1%} {'lower' if gained > 0 else 'higher'}"
-
-
-def noise(found: Gain) -> str:
-    """What to say of a gain that lies within the windows' own spread; empty for a clear one."""
-    if found.qps_range is None or not found.qps_range[0] < 0 < found.qps_range[1]:
-        return ""
-    low, high = found.qps_range
-    return f" (within the noise: {low:+.0%} to {high:+.0%} from window to window)"
 
 
 def collect(takeover: Takeover, status: str) -> dict[str, Any]:
@@ -175,7 +168,7 @@ def collect(takeover: Takeover, status: str) -> dict[str, Any]:
         "steps": takeover.step,
         "takeover_step": takeover.takeover_step,
         "phases": {n: _phase(p) for n, p in takeover.recorder.phases.items()},
-        "gain": asdict(takeover.gain()) | {"noise": noise(takeover.gain()).strip()},
+        "gain": asdict(takeover.gain()),
         "patterns": [asdict(p) for p in takeover.report.totals()],
         "graphs": takeover.report.to_dict()["graphs"],
         "cuda_graphs": takeover.graphs_to_dict(),

@@ -85,7 +85,7 @@ def _cards(summary: Mapping[str, Any]) -> str:
         _card(
             "throughput gain",
             _percent(gain["qps"]),
-            gain["qps_note"] or f"over the baseline {gain['noise']}",
+            gain["qps_note"] or "; ".join(["over the baseline", *gain["doubts"]]),
         ),
         _card(
             "peak memory saved",

@@ -17,7 +17,8 @@ from torch.optim import Optimizer
 from optimus.backend import OptimusBackend
 from optimus.capture import Graphs
 from optimus.discovery import CallObserver
-from optimus.figures import Gain, Phase, Window, gain
+from optimus.figures import Phase, Window
+from optimus.gain import Gain, gain
 from optimus.packed_optimizer import PackedOptimizer
 from optimus.packing import Packing
 from optimus.recorder import Recorder
@@ -253,6 +254,8 @@ class Takeover:
         for name, phase in phases.items():
             phase.source = "checkpoint"
             self.recorder.phases[name] = phase
+        known = [w.process for phase in phases.values() for w in phase.windows]
+        self.recorder.process = max(known, default=-1) + 1
         self.step = saved.get("step", 0)
         self.takeover_step = saved.get("takeover_step", self.takeover_step)
         self.notes += saved.get("notes", ())

@@ -34,7 +34,7 @@ def job(
         }
         summary = {
             "phases": {"optimised": phase},
-            "gain": {"qps": 0.5, "peak_memory": 0.25},
+            "gain": {"qps": 0.5, "peak_memory": 0.25, "doubts": ["few windows", "noise"]},
             "patterns": [{"name": "a", "fired": 3}, {"name": "b", "fired": 4}],
         }
         (there / "optimus_summary.json").write_text(json.dumps(summary))
@@ -58,6 +58,7 @@ def test_rows_in_the_order_of_jobs_with_their_figures(sweep: Path) -> None:
     assert (row.qps_gain, row.peak_memory_gain, row.peak_memory_mib) == (0.5, 0.25, 3)
     assert (row.kernels_per_step, row.compile_seconds, row.fired) == (40, 2.5, 7)
     assert (row.auc, row.logloss, row.seconds) == (0.75, 0.5, 7.0)
+    assert row.doubts == "few windows; noise"
     assert table[3].auc == 0.7
 
 

@@ -103,6 +103,8 @@ def test_after_the_take_over_the_stored_baseline_is_used_and_marked(
     stored, now = first.summary()["phases"]["baseline"], again.summary()["phases"]["baseline"]
     assert now["source"] == "checkpoint"
     assert now["windows"] == stored["windows"]
+    assert {w["process"] for w in again.summary()["phases"]["optimised"]["windows"]} == {1}
+    assert any("before and after a resume" in d for d in again.summary()["gain"]["doubts"])
     assert "(checkpoint)" in capsys.readouterr().out
     assert again.summary()["phases"]["optimised"]["source"] == "checkpoint and this process"
 

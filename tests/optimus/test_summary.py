@@ -14,7 +14,7 @@ import torch
 
 from optimus import summary
 from optimus.charts import Bar, Series, bars, short, ticks, timeline
-from optimus.figures import Gain, Phase, Window
+from optimus.figures import Phase, Window
 from optimus.records import PatternReport
 from optimus.settings import PhaseName, Settings
 from optimus.summary_page import page
@@ -125,11 +125,18 @@ def test_window_metrics_hold_only_what_was_measured() -> None:
     assert "qps" not in summary.window_metrics(made, window(1630, 90))
 
 
-def test_a_gain_inside_the_noise_is_called_that() -> None:
-    assert "within the noise" in summary.noise(Gain(0.1, (-0.2, 0.5)))
-    assert summary.noise(Gain(0.6, (0.5, 0.7))) == ""
-    assert summary.noise(Gain(-0.4, (-0.5, -0.3))) == ""
-    assert summary.noise(Gain()) == ""
+def test_doubts_are_told_wherever_the_gain_is() -> None:
+    made = takeover()
+    made.takeover_step = 80
+    for rate in (1600, 1700, 17000, 17000, 17000):
+        made.recorder.phases["optimised"].add(window(rate, 90))
+    (doubt,) = made.gain().doubts
+    assert doubt.startswith("not to be trusted: windows of the optimised phase differ 10-fold")
+    assert f"% ({doubt}), peak memory" in summary.gain_line(made)
+    assert summary.window_metrics(made, window(17000, 90))["optimus/qps_gain_doubts"] == 1
+    collected = json.loads(json.dumps(summary.collect(made, "finished")))
+    assert collected["gain"]["doubts"] == [doubt]
+    assert f"over the baseline; {doubt}" in page(collected)
 
 
 @pytest.mark.parametrize(
@@ -147,8 +154,8 @@ def test_the_gain_line_names_both_figures_and_where_they_come_from() -> None:
     made = takeover()
     made.recorder.phases["baseline"].source = "checkpoint"
     assert summary.gain_line(made) == (
-        "1,630 samples/s against 1,000 under torch.compile (eager) (checkpoint): +63.0%, "
-        "peak memory the same"
+        "1,630 samples/s against 1,000 under torch.compile (eager) (checkpoint): +63.0% "
+        "(few windows: 3 and 1; a longer run would tell more), peak memory the same"
     )
 
 
