@@ -16,6 +16,7 @@ from lightning.pytorch import seed_everything
 from omegaconf import DictConfig
 
 from conf import build, checks, jobs, resolvers, unfired
+from recsys.data.plan import TooFewRows
 from recsys.lookup import NotFusible
 from recsys.module import NonFiniteError
 
@@ -30,7 +31,7 @@ def train(cfg: DictConfig, metrics: dict[str, float]) -> None:
         trainer = build.build_trainer(cfg)
         datamodule = build.build_datamodule(cfg)
         module = build.build_module(cfg, datamodule)
-    with checks.told(OSError, NonFiniteError, NotFusible):
+    with checks.told(OSError, NonFiniteError, NotFusible, TooFewRows):
         with build.logged(trainer, metrics):
             trainer.fit(module, datamodule=datamodule, ckpt_path=resume)
         if cfg.test:

@@ -120,7 +120,9 @@ def _checkpoint(cfg: DictConfig) -> Path:
         return path
     found = last_good(path, path / "checkpoints")
     if found is None:
-        raise UserError(f"resume={path}: no checkpoint there{_nearest_checkpoints(cfg, path)}")
+        hint = "; did you mean last?" if difflib.get_close_matches(str(path), ["last"]) else ""
+        near = hint or _nearest_checkpoints(cfg, path)
+        raise UserError(f"resume={path}: no checkpoint there{near}")
     return found
 
 

@@ -20,10 +20,13 @@ from hydra.errors import HydraException, InstantiationException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from conf import numbers
 from conf.resolvers import default_knobs
 from optimus.ablation import case
 from optimus.explain import names_to_explain
 from optimus.pipeline import patterns_by_name, select
+from recsys.data.criteo_files import WANTED
+from recsys.optim import DENSE_OPTIMIZERS, SPARSE_OPTIMIZERS, OptimizerConfig
 
 CONF = Path(__file__).parent
 
@@ -55,14 +58,31 @@ def check_command_line(arguments: Sequence[str]) -> None:
 
 def check(cfg: DictConfig) -> None:
     """Raise UserError for a composed configuration that cannot work."""
+    for key in sorted(OmegaConf.missing_keys(cfg)):
+        what = WANTED if key == "data.path" else f"see {CONF / key.split('.')[0]}"
+        raise UserError(f"{key} is not given, add {key}=...: {what}")
     with told(ValueError, TypeError, OmegaConfBaseException):
         plain: Any = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+        numbers.check(plain)
+        for group in ("sparse_optimizer", "dense_optimizer"):
+            _check_optimizer(group, plain[group])
         optimus = plain["optimus"]
         if optimus is not None:
             select(optimus["patterns"], optimus["disable"], optimus["knobs"])
             names_to_explain(optimus["explain"])
     if not cfg.test and cfg.metric.startswith("test/"):
         raise UserError(f"test=false leaves no {cfg.metric}: set metric=val/auc, say")
+
+
+def _check_optimizer(group: str, config: Mapping[str, Any]) -> None:
+    valid = SPARSE_OPTIMIZERS if group == "sparse_optimizer" else DENSE_OPTIMIZERS
+    if config["name"] not in valid:
+        name = config["name"]
+        raise UserError(f"{group}.name: unknown optimizer {name!r}, {nearest(str(name), valid)}")
+    try:
+        OptimizerConfig.of(config)
+    except ValueError as error:
+        raise UserError(f"{group}: {error}") from error
 
 
 @contextlib.contextmanager

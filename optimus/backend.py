@@ -364,8 +364,10 @@ def compile(
     A module is returned as it was given: calls of it run compiled, its state dict, pickles and
     copies are unchanged. With `packing` its parameters are stored together where the rewritten
     graph stacks them, and those of `optimizers` that update element by element step on them as one.
-    `options` are OptimusBackend's. Raises ValueError as it does.
+    `options` are OptimusBackend's. Raises ValueError as it does, and for unknown ones.
     """
+    for name in options:
+        nearest("option of optimus.compile", name, _COMPILE_OPTIONS)
     packs = Packing() if packing else None
     if packs is not None and optimizers:
         packs.adopt = PackedOptimizer(optimizers).adopt
@@ -374,3 +376,6 @@ def compile(
         return torch.compile(target, backend=cast(Any, backend), dynamic=dynamic)
     CompiledTarget(Target("", target), cast(Any, backend), "compile", dynamic).install()
     return target
+
+
+_COMPILE_OPTIONS = {*inspect.signature(compile).parameters, *_OPTIONS} - {"target", "options"}

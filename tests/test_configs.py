@@ -12,7 +12,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from conf import build, checks, resolvers
-from conf.checks import CONF, UserError, group_options
+from conf.checks import CONF, UserError, check, group_options
 from optimus.ablation import KINDS, cases
 from train import train
 
@@ -180,11 +180,20 @@ def test_optimus_keys_are_those_of_the_callback(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("sparse_optimizer.name=adagrd", "did you mean adagrad"),
+        (
+            "sparse_optimizer.name=adagrd",
+            "sparse_optimizer.name: unknown optimizer 'adagrd', did you mean adagrad",
+        ),
+        ("dense_optimizer.name=rowwise_adagrad", "dense_optimizer.name: unknown optimizer"),
+        ("dense_optimizer.lr=0", "dense_optimizer: adam: lr is 0, must be above 0"),
+        ("dense_optimizer.lr=high", "dense_optimizer.lr is 'high', must be a number"),
+        ("trainer.max_steps=abc", "trainer.max_steps is 'abc', must be a whole number"),
+        ("data.batch_size=abc", "data.batch_size is 'abc', must be a whole number"),
+        ("resume=lastt", "resume=lastt: no checkpoint there; did you mean last?"),
         ("data.batch_size=0", "batch_size is 0, must be at least 1"),
         ("resume=nowhere/run", "resume=nowhere/run: no checkpoint there"),
         ("test=false", "set metric=val/auc"),
-        ("data=criteo", "data.path"),
+        ("data=criteo", "data.path is not given, add data.path=...: give Criteo's train.txt"),
         ("trainer.accelerator=tpuu", "tpuu"),
     ],
 )
@@ -199,6 +208,16 @@ def test_settings_that_cannot_work_are_refused(
 def test_the_folder_of_a_data_set_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"missing\.txt"):
         train(composed(tmp_path, "data=criteo", f"data.path={tmp_path}/missing.txt"), {})
+
+
+def test_nothing_is_set_up_for_an_optimizer_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="sparse_optimizer"):
+        check(composed(tmp_path, "sparse_optimizer.name=adagrd"))
+
+
+def test_fewer_rows_than_a_batch_are_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^train\.py: 10 training rows do not fill one batch"):
+        train(composed(tmp_path, *QUICK, *SMALL, "data.train_rows=10", "data.batch_size=16"), {})
 
 
 def test_train_py_is_short() -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from recsys.data.criteo_format import NUM_DENSE, NUM_SPARSE
 
-_WANTED = (
+WANTED = (
     "give Criteo's train.txt, its day_* files (may be .gz), a list of them, a folder of them, or a "
     "folder of TorchRec's day_*_dense.npy, day_*_sparse.npy and day_*_labels.npy"
 )
@@ -36,7 +36,7 @@ def find(path: str | Path | Sequence[str | Path]) -> list[Path]:
     else:
         files = [Path(part) for part in path]
     if not files:
-        raise ValueError(f"no files given: {_WANTED}")
+        raise ValueError(f"no files given: {WANTED}")
     for file in files:
         _check_readable(file)
     if len({is_binary(file) for file in files}) > 1:
@@ -64,7 +64,7 @@ def _in_folder(folder: Path) -> list[Path]:
         if found:
             return sorted(found, key=_day_order)
     names = ", ".join(sorted(file.name for file in folder.iterdir())[:5]) or "nothing"
-    raise FileNotFoundError(f"no Criteo data in {folder} (it holds {names}): {_WANTED}")
+    raise FileNotFoundError(f"no Criteo data in {folder} (it holds {names}): {WANTED}")
 
 
 def _day_order(file: Path) -> tuple[int, str]:
@@ -74,9 +74,9 @@ def _day_order(file: Path) -> tuple[int, str]:
 
 def _check_readable(file: Path) -> None:
     if not file.exists():
-        raise FileNotFoundError(f"{file} does not exist: {_WANTED}")
+        raise FileNotFoundError(f"{file} does not exist: {WANTED}")
     if file.is_dir():
-        raise ValueError(f"{file} is a folder within a list: {_WANTED}")
+        raise ValueError(f"{file} is a folder within a list: {WANTED}")
     if not os.access(file, os.R_OK):
         raise PermissionError(f"{file} may not be read by this user")
 

@@ -14,6 +14,10 @@ SHUFFLES = ("rows", "batches", "none")
 Rows = slice | NDArray[np.int64]
 
 
+class TooFewRows(ValueError):
+    """Training rows that do not fill one batch on each rank."""
+
+
 @dataclass(frozen=True)
 class TrainPlan:
     """Full batches only, the same number on every rank, no row twice in an epoch.
@@ -37,7 +41,7 @@ class TrainPlan:
             raise ValueError(f"shuffle is {self.shuffle!r}, must be one of {SHUFFLES}")
         _check_rank(self.rank, self.world_size)
         if self.num_batches == 0:
-            raise ValueError(
+            raise TooFewRows(
                 f"{self.num_rows} training rows do not fill one batch of {self.batch_size} on each "
                 f"of {self.world_size} ranks: lower batch_size"
             )

@@ -163,3 +163,8 @@ def test_dynamo_may_begin_again(caplog: pytest.LogCaptureFixture) -> None:
     assert [graph.index for graph in report.graphs] == list(range(len(report.graphs)))
     assert [e.graph for e in report.explanations] == [graph.index for graph in report.graphs]
     assert "Restart" not in caplog.text
+
+
+def test_an_unknown_option_is_named_with_the_nearest() -> None:
+    with pytest.raises(ValueError, match=r"option of optimus\.compile 'patern'.*: patterns"):
+        optimus.compile(nn.Linear(2, 2), patern="all")
