@@ -12,7 +12,8 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 def at_interrupt(then: Callable[[], None]) -> None:
     """From now on SIGTERM and SIGINT raise SystemExit with the status that shells give for them;
-    `then` is called when that has ended the program. More of them change nothing."""
+    `then` is called when that has ended the program. More of them change nothing, and neither does
+    one that was ignored before, as SIGINT is for what a shell script runs in the background."""
 
     def end(number: int, frame: Any) -> None:
         for each in _SIGNALS:
@@ -21,4 +22,5 @@ def at_interrupt(then: Callable[[], None]) -> None:
         raise SystemExit(128 + number)
 
     for each in _SIGNALS:
-        signal.signal(each, end)
+        if signal.getsignal(each) != signal.SIG_IGN:
+            signal.signal(each, end)
