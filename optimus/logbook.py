@@ -18,7 +18,7 @@ from optimus.takeover import Takeover
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
-ON_PROGRESS_BAR = ("qps", "optimus/qps_gain", "optimus/qps_gain_doubts")
+ON_PROGRESS_BAR = ("qps", "optimus/qps_gain")
 
 SAID = logging.getLogger("optimus.said")
 """What is printed, for whoever wants it in a file: attach a handler."""

@@ -299,7 +299,6 @@ def test_both_progress_bars_show_qps_and_gain(tmp_path: Path, bar: Any) -> None:
     fit.fit(Regressor(), loader(24))
     assert shown["qps"] > 0
     assert math.isfinite(shown["optimus/qps_gain"])
-    assert shown["optimus/qps_gain_doubts"] >= 1, "the baseline has two windows"
     assert "optimus/step_ms" not in shown
 
 
