@@ -27,6 +27,8 @@ from pathlib import Path
 import hydra
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from conf import jobs
+# As in a terminal: tests may run in the background of a script, where SIGINT is ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 LEFT = []
 def stop(*_):
     raise SIGTERMException
