@@ -1,7 +1,7 @@
 """The gain of the optimised phase over the baseline, and the reasons there are to doubt it.
 
-Whatever tells the gain (the log, the progress bar, the closing line, the summary) takes both from
-here.
+Whatever tells the gain (the log, the progress bar, the closing line, the summary) takes it, and the
+doubts where it has them, from here.
 """
 
 from __future__ import annotations
