@@ -145,12 +145,20 @@ def _joins(graph: Graph, legality: Legality, given: dict[Node, Any]) -> list[Joi
         if not memory & legality.written_storages:  # else it must stay the copy that it is
             join = read_join(node, lambda n: isinstance(given.get(n), nn.Parameter))
             if join is not None:
-                found.append(join)
+                found += [join] if _may_come_first(join, legality) else []
                 continue
         join = read_join(node, lambda n: is_buffer(n, given))
         if join is not None and is_written_back(join, legality):
             found.append(join)
     return found
+
+
+def _may_come_first(join: Join, legality: Legality) -> bool:
+    """Whether it would be the same join, and have the same gradient, where the graph begins."""
+    if legality.writers([value_of(node) for node in join.members]):
+        return False
+    grad = legality.context(join.members[0]).grad
+    return all(legality.context(node).grad == grad for node in join.nodes)
 
 
 def _place(pack: Pack, members: Sequence[Any], parts: Sequence[Part]) -> tuple[View, ...] | None:

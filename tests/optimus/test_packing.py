@@ -282,6 +282,47 @@ def test_what_must_not_be_packed_is_not(kind: type[Towers]) -> None:
     torch.testing.assert_close(out, model(x))
 
 
+class Elsewhere(nn.Module):
+    """A stack that would be another one, or have another gradient, where the graph begins."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(torch.randn(4) for _ in range(3))
+        self.where = where
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.set_grad_enabled(self.where in ("plain", "with_grad")):
+            if self.where == "after_a_write":
+                self.weights[0].add_(1)
+            whole = torch.stack(list(self.weights))
+            if self.where == "before_a_write":
+                self.weights[0].add_(1)
+        return whole * x + self.weights[1]
+
+
+@pytest.mark.parametrize(
+    "where", ["plain", "no_grad", "with_grad", "before_a_write", "after_a_write"]
+)
+def test_a_stack_stays_where_its_place_matters(where: str) -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model, packing = Elsewhere(where).double(), Packing()
+    twin = copy.deepcopy(model)
+    backend = OptimusBackend("none", inner="aot_eager", packing=packing, strict=True)
+    compiled = torch.compile(model, backend=backend)
+    with torch.set_grad_enabled(where in ("plain", "no_grad")):
+        for _ in range(2):
+            x = torch.randn(3, 4, dtype=torch.float64)
+            outs = compiled(x), twin(x)
+            torch.testing.assert_close(*outs)
+            for out in outs if outs[1].requires_grad else ():
+                out.sum().backward()
+    for own, plain in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(own, plain)
+        torch.testing.assert_close(own.grad, plain.grad)
+    assert len(packing.packs) == (where == "plain")
+
+
 @pytest.mark.parametrize(
     ("width", "wrong"), [(4, False), (8, False), (6, True), (3, True), (1, False)]
 )
