@@ -40,14 +40,15 @@ from optimus.backend import OptimusBackend
 from optimus.capture import Recorded, Results, Work
 from optimus.packed_optimizer import PackedOptimizer
 from optimus.packing import Packing
+from optimus.packs import alignment_of
 from optimus.step_graphs import StepGraphs
 
-# The public models' branches and layers, few numbers in each.
-_NARROW = {
+# The public models' branches and layers, few numbers in each; MaskNet's fields have as many as it.
+NARROW = {
     "per_feature_encoder": Size(
         0, 64, 4, options={"hidden_dim": 4, "encoder_dim": 4, "over_layers": (8, 8)}
     ),
-    "masknet": Size(0, 39, 4, options={"block_layers": (8, 8, 8)}),
+    "masknet": Size(0, 39, 10, options={"block_layers": (8, 8, 8)}),
     "ple": Size(0, 64, 2, 2, {"expert_layers": ((8, 6, 4),) * 3, "tower_layers": (8, 6, 4)}),
 }
 Parts = dict[str, list[float]]
@@ -116,7 +117,8 @@ def job_of(model: BenchmarkModel, packing: type[Packing] = Packing) -> Job:
 
 def _compile(job: Job, packing_type: type[Packing]) -> Any:
     graphs = StepGraphs(Nothing())
-    packing = packing_type(adopt=PackedOptimizer([job.optimizer]).adopt)
+    adopt = PackedOptimizer([job.optimizer]).adopt
+    packing = packing_type(adopt=adopt, alignment=alignment_of(torch.device("cuda")))
     backend = OptimusBackend("all", inner=job.inner, verify=False, packing=packing, graphs=graphs)
     graphs.install([job.optimizer])
     job.begin = graphs.begin_step
@@ -196,14 +198,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", nargs="+", choices=list(_NARROW), default=list(_NARROW))
+    parser.add_argument("--model", nargs="+", choices=list(NARROW), default=list(NARROW))
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--profile", action="store_true", help="print cProfile's table instead")
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(1)
     for name in chosen.model:
         torch._dynamo.reset()
-        model = dataclasses.replace(MODELS[name], full=_NARROW[name])
+        model = dataclasses.replace(MODELS[name], full=NARROW[name])
         if chosen.profile:
             profile(model, chosen.steps)
             continue

@@ -51,7 +51,7 @@ class PackedOptimizer:
         if isinstance(found, str):
             return found
         optimizer, group = found
-        reason = _objection(optimizer, pack)
+        reason = _objection(optimizer, group, pack)
         if reason is not None:
             return reason
         state = _join_states(optimizer, pack)
@@ -179,13 +179,16 @@ def _flatten(optimizers: Iterable[Optimizer]) -> Iterator[Optimizer]:
         yield from _flatten(getattr(optimizer, "optimizers", ()))
 
 
-def _objection(optimizer: Optimizer, pack: Pack) -> str | None:
+def _objection(optimizer: Optimizer, group: Group, pack: Pack) -> str | None:
     if type(optimizer) not in _ELEMENTWISE:
         return f"{type(optimizer).__name__} is not known to update element by element"
     if not pack.parameters[0].requires_grad:
         return "its parameters are frozen"
     if not pack.parameters[0].dim():
         return "its parameters are single numbers, as is some of the optimizer's state"
+    eps = torch.tensor(group.get("eps", 1.0), dtype=pack.whole.dtype)
+    if pack.is_padded and not eps:
+        return "between its parameters 0 would be divided by eps, which is 0 in their type"
     for parameter in pack.parameters:
         hooks = getattr(parameter, "_post_accumulate_grad_hooks", None)
         if parameter._backward_hooks or hooks:

@@ -9,11 +9,9 @@ to the parts as views, without a copy. Buffers that the graph updates are stored
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from operator import is_
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,15 +20,10 @@ from torch.fx import Graph, GraphModule, Node
 from optimus.driver import DYNAMO_SOURCE
 from optimus.joins import Join, read_join
 from optimus.legality import Legality, storages_of, tensor_of, value_of
-from optimus.packs import Pack, Part, View, ids, joined, misplaced, objection
-from optimus.picking import picker
+from optimus.packed_calls import Calls, Compiled, Slot
+from optimus.packs import Pack, Part, View, alignment_of, ids, misplaced, objection, padded
 from optimus.updates import Counters, counters_of, drop_write_backs, is_buffer, is_written_back
 from optimus.values import fake_mode_of
-
-Compiled = Callable[..., Any]
-
-MANY_MODULES = 64
-"""For so many modules that share one graph, packs are made; parameters of more are copied."""
 
 
 @dataclass
@@ -39,12 +32,14 @@ class Packing:
 
     `adopt` is asked to have an optimizer step on a new pack (optimus.packed_optimizer); it returns
     None, or the reason why it does not. `declined` counts, by reason, stacks of parameters that
-    could not be stored together, and packs that were not adopted.
+    could not be stored together, and packs that were not adopted. At multiples of `alignment` bytes
+    members begin; if it is None, at those of their device.
     """
 
     packs: list[Pack] = field(default_factory=list[Pack])
     adopt: Callable[[Pack], str | None] | None = None
     declined: dict[str, int] = field(default_factory=dict[str, int])
+    alignment: int | None = None
 
     def pack_graph(
         self, module: GraphModule, inputs: Sequence[Any]
@@ -69,7 +64,7 @@ class Packing:
             return module, list(inputs), lambda compiled: compiled
         slots, wholes, kept = _Substitution(graph, used, given).run(legality, counters)
         module.recompile()
-        calls = _Calls([_Slot(self, pack, at) for pack, at in zip(used, slots, strict=True)], kept)
+        calls = Calls([Slot(self, pack, at) for pack, at in zip(used, slots, strict=True)], kept)
         return module, [*wholes, *(inputs[i] for i in kept)], calls.wrap
 
     def dissolve(self) -> None:
@@ -123,12 +118,17 @@ class Packing:
         if reason is not None:
             self._decline(reason)
             return
-        tensor = tensor_of(join)
+        tensor, first = tensor_of(join), members[0]
         shape = tensor.shape if tensor is not None else (len(members),)
-        if members[0].is_cuda and misplaced(members[0], parts, shape):
-            self._decline("parameters would not begin at multiples of 16 bytes")
-            return
-        self.make(members, parts, shape)
+        alignment = self.alignment or alignment_of(first.device)
+        if not misplaced(first, parts, shape, alignment):
+            self.make(members, parts, shape)
+        elif not isinstance(first, nn.Parameter):
+            self._decline(f"buffers would not begin at multiples of {alignment} bytes")
+        elif (room := padded(first, parts, shape, alignment)) is not None:
+            self.make(members, *room)
+        else:
+            self._decline(f"parameters in a cat would not begin at multiples of {alignment} bytes")
 
     def _decline(self, reason: str) -> None:
         self.declined[reason] = self.declined.get(reason, 0) + 1
@@ -238,7 +238,7 @@ class _Substitution:
             views = _place(pack, members, join.parts)
             if views is not None:
                 drop_write_backs(join)
-                join.node.replace_all_uses_with(self._view(whole, views))
+                join.node.replace_all_uses_with(_as_joined(self._view(whole, views)))
                 self._erase_unused(join.node)
                 return
 
@@ -267,108 +267,16 @@ class _Substitution:
                 self._erase_unused(source)
 
 
-class _Slot:
-    """One pack among a graph's inputs. `at`: where its members stand among the arguments of a call,
-    None for those that the graph does not take.
+def _as_joined(place: Node) -> Node:
+    """What `place` shows, laid out as a stack is; of a padded pack, a copy.
 
-    One graph may serve several modules, and a module's tensors may be others later: what a call is
-    given counts.
+    Everything behind it, views and kernels, was made for a stack. Compilers read the parts where
+    they lie in place of making such a copy, unless it is needed.
     """
-
-    def __init__(self, packing: Packing, pack: Pack, at: Sequence[int | None]) -> None:
-        self._packing = packing
-        self.pack = pack
-        self.positions = [i for i in at if i is not None]
-        self._taken_from = picker(self.positions)
-        self._taken = [n for n, i in enumerate(at) if i is not None]
-        self.expected = [pack.members[n] for n in self._taken]
-        self._others: dict[tuple[int, ...], Pack] = {}
-
-    def whole(self, args: Sequence[Any], afterwards: list[Callable[[], None]]) -> torch.Tensor:
-        """What to call the graph with, and what to do afterwards."""
-        members = self._taken_from(args)
-        if all(map(is_, members, self.expected)):
-            return self.pack.as_input()
-        pack = self._pack_of(members)
-        if pack is not None:
-            return pack.as_input()
-        whole = self._copied(members)
-        if self.pack.holds_buffers:
-            afterwards.append(functools.partial(self._write_back, members, whole))
-        return whole
-
-    def _write_back(self, members: Sequence[Any], whole: torch.Tensor) -> None:
-        """Give buffers what the graph made of their copies."""
-        with torch.no_grad():
-            for n, member in zip(self._taken, members, strict=True):
-                member.copy_(self.pack.parts[n].of(whole))
-
-    def _pack_of(self, members: Sequence[Any]) -> Pack | None:
-        """The pack of other members, made if need be; None if they cannot be stored together."""
-        key = tuple(map(id, members))
-        if key not in self._others:
-            pack = self._packing.find(members, self._taken, self.pack) or self._make(members)
-            if pack is None:
-                return None
-            self._others[key] = pack
-        return self._others[key]
-
-    def _make(self, members: Sequence[Any]) -> Pack | None:
-        whole = self.pack.whole
-        if (
-            len(members) < len(self.pack.members)
-            or len(self._others) >= MANY_MODULES
-            or any(map(self._packing.has, members))
-            or objection(members) is not None
-            or (members[0].dtype, members[0].device) != (whole.dtype, whole.device)
-        ):
-            return None
-        return self._packing.make(members, self.pack.parts, whole.shape)
-
-    def _copied(self, members: Sequence[Any]) -> torch.Tensor:
-        everything = [part.of(self.pack.whole) for part in self.pack.parts]  # not read by it
-        for n, member in zip(self._taken, members, strict=True):
-            everything[n] = member
-        return joined(everything, self.pack)
-
-
-class _Calls:
-    """Turns the arguments of a call with parameters into those of a call with packs."""
-
-    def __init__(self, slots: Sequence[_Slot], kept: Sequence[int]) -> None:
-        self._slots = list(slots)
-        self._kept = picker(kept)
-        self._packs = [slot.pack for slot in slots]
-        self._members = [m for pack in self._packs for m in pack.members]
-        self._addresses = [a for pack in self._packs for a in pack.addresses]
-        self._taken = picker([i for slot in slots for i in slot.positions])
-        self._expected = [m for slot in slots for m in slot.expected]
-
-    def _usual_wholes(self, args: Sequence[Any]) -> list[torch.Tensor] | None:
-        """The packs, if their own members are given, each in its place, and no pack has to hand
-        its gradient to its members.
-
-        Asked in each step, so without a line of Python for each member.
-        """
-        wholes = [pack.whole if pack.holds_buffers else pack.leaf for pack in self._packs]
-        if (
-            all(whole is not None for whole in wholes)
-            and all(map(is_, self._taken(args), self._expected))
-            and list(map(torch.Tensor.data_ptr, self._members)) == self._addresses
-        ):
-            return cast("list[torch.Tensor]", wholes)
-        return None
-
-    def wrap(self, compiled: Compiled) -> Compiled:
-        def call(*args: Any) -> Any:
-            usual = self._usual_wholes(args)
-            if usual is not None:
-                return compiled(*usual, *self._kept(args))
-            afterwards: list[Callable[[], None]] = []
-            wholes = [slot.whole(args, afterwards) for slot in self._slots]
-            result = compiled(*wholes, *self._kept(args))
-            for act in afterwards:
-                act()
-            return result
-
-        return call
+    value = tensor_of(place)
+    if value is None or value.is_contiguous():
+        return place
+    with place.graph.inserting_after(place):
+        copy = place.graph.call_method("contiguous", (place,))
+    copy.meta["example_value"] = value.contiguous()
+    return copy

@@ -37,7 +37,8 @@ class Pack:
     """Tensors stored in `whole`: all `members` are parameters, or all of them buffers.
 
     The gradient goes to the parameters, as views; or, once an optimizer has adopted the pack, to
-    `leaf`, which is `whole` as a parameter of its own.
+    `leaf`, which is `whole` as a parameter of its own. What lies between the parts is zero and has
+    a gradient of zero: no optimizer that may step on packs changes it.
     """
 
     whole: torch.Tensor
@@ -51,7 +52,7 @@ class Pack:
     ) -> Pack:
         """Copy `members` into one tensor of `shape` and make each a view of its part."""
         first = members[0]
-        whole = torch.empty(tuple(shape), dtype=first.dtype, device=first.device)
+        whole = torch.zeros(tuple(shape), dtype=first.dtype, device=first.device)
         pack = cls(whole, tuple(members), tuple(parts))
         pack.restore()
         return pack
@@ -65,6 +66,11 @@ class Pack:
     def holds_buffers(self) -> bool:
         """Whether its members are buffers, which no optimizer knows."""
         return not isinstance(self.members[0], nn.Parameter)
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether there is something between the parts."""
+        return self.whole.numel() > sum(m.numel() for m in self.members)
 
     def is_intact(self) -> bool:
         """Whether every member still is its part of `whole` (`module.to()` moves it away)."""
@@ -148,20 +154,47 @@ def objection(members: Sequence[torch.Tensor]) -> str | None:
     return None
 
 
-def misplaced(first: torch.Tensor, parts: Sequence[Part], shape: Sequence[int]) -> bool:
-    """Whether members alike to `first` would not begin at multiples of 16 bytes.
+def alignment_of(device: torch.device) -> int:
+    """Bytes at whose multiples code compiled for `device` takes tensors to begin.
 
-    Triton kernels of graphs that are compiled already, ours or the user's, read vectors of that
-    size where a parameter was so aligned, and nothing looks again. Single numbers are read alone.
+    Triton kernels of graphs that are compiled already, ours or the user's, read vectors of 16 bytes
+    where a parameter was so aligned, and nothing looks again.
+    """
+    return 16 if device.type == "cuda" else 1
+
+
+def misplaced(
+    first: torch.Tensor, parts: Sequence[Part], shape: Sequence[int], alignment: int
+) -> bool:
+    """Whether members alike to `first` would not begin at multiples of `alignment` bytes.
+
+    Single numbers need not: they are read alone.
     """
     whole = torch.empty(tuple(shape), dtype=first.dtype, device="meta")
     places = [part.of(whole) for part in parts]
     size = first.element_size()
-    return any(p.numel() > 1 and p.storage_offset() * size % ALIGNMENT for p in places)
+    return any(p.numel() > 1 and p.storage_offset() * size % alignment for p in places)
 
 
-ALIGNMENT = 16
-"""Bytes."""
+def padded(
+    first: torch.Tensor, parts: Sequence[Part], shape: Sequence[int], alignment: int
+) -> tuple[list[Part], tuple[int, ...]] | None:
+    """Parts and shape of a pack in which members alike to `first` do begin there.
+
+    Of it the numbers of each member are a row, with room behind them. None if members are joined by
+    anything but stacks: those of a cat may be of any sizes, and its result is one row.
+    """
+    if any(name != "select" for part in parts for name, _ in part.views):
+        return None
+    stacked = tuple(shape)[: len(shape) - first.dim()]
+    step = alignment // first.element_size()
+    row = (first.numel() + step - 1) // step * step
+    dim = len(stacked)
+    front = (
+        ("narrow", (dim, 0, first.numel())),
+        ("unflatten", (dim, tuple(first.shape))),
+    )
+    return [Part((*front, *part.views)) for part in parts], (*stacked, row)
 
 
 def ids(tensors: Iterable[torch.Tensor]) -> set[int]:
@@ -195,7 +228,7 @@ class _Join(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, like: Pack, *members: torch.Tensor) -> torch.Tensor:
         ctx.parts = like.parts
-        whole = torch.empty_like(like.whole, dtype=members[0].dtype, device=members[0].device)
+        whole = torch.zeros_like(like.whole, dtype=members[0].dtype, device=members[0].device)
         for member, part in zip(members, like.parts, strict=True):
             part.of(whole).copy_(member)
         return whole

@@ -29,3 +29,13 @@ def test_the_steps_are_replayed() -> None:
         job.step()
     (counts,) = job.notes()
     assert counts.count("'replays': 2") == 2, "the graph and the optimizer"
+
+
+def test_fields_of_ten_numbers_are_one_leaf_to_the_optimizer() -> None:
+    """On a GPU, too, where parameters must begin at multiples of 16 bytes."""
+    torch._dynamo.reset()
+    model = MODELS["masknet"]
+    job = host_time.job_of(dataclasses.replace(model, full=host_time.NARROW["masknet"]))
+    assert len(list(job.module.parameters())) > 90
+    job.step()
+    assert sum(len(group["params"]) for group in job.optimizer.param_groups) < 25

@@ -13,7 +13,6 @@ from torch import nn
 from optimus.backend import OptimusBackend
 from optimus.packed_optimizer import PackedOptimizer
 from optimus.packing import Packing
-from optimus.packs import Part, misplaced
 
 
 class Towers(nn.Module):
@@ -321,12 +320,3 @@ def test_a_stack_stays_where_its_place_matters(where: str) -> None:
         torch.testing.assert_close(own, plain)
         torch.testing.assert_close(own.grad, plain.grad)
     assert len(packing.packs) == (where == "plain")
-
-
-@pytest.mark.parametrize(
-    ("width", "wrong"), [(4, False), (8, False), (6, True), (3, True), (1, False)]
-)
-def test_parameters_begin_where_vectors_are_read(width: int, wrong: bool) -> None:
-    """Where they do not, a Triton kernel compiled before they were moved fails on a GPU."""
-    parts = [Part((("select", (0, i)),)) for i in range(3)]
-    assert misplaced(torch.zeros(width), parts, (3, width)) == wrong
