@@ -363,7 +363,9 @@ def compile(
 
     A module is returned as it was given: calls of it run compiled, its state dict, pickles and
     copies are unchanged. With `packing` its parameters are stored together where the rewritten
-    graph stacks them, and those of `optimizers` that update element by element step on them as one.
+    graph stacks them, and those of `optimizers` that update element by element step on them as one:
+    gradients are then found in the `param_groups` of these, not at the module's parameters, which
+    is where to clip, zero or read them.
     `options` are OptimusBackend's. Raises ValueError as it does, and for unknown ones.
     """
     for name in options:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from operator import is_
+from operator import attrgetter, is_
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -17,39 +17,63 @@ if TYPE_CHECKING:
 
 Compiled = Callable[..., Any]
 
+_LEARNS = attrgetter("requires_grad")
+
 MANY_MODULES = 64
 """For so many modules that share one graph, packs are made; parameters of more are copied."""
 
 
 class Slot:
     """One pack among a graph's inputs. `at`: where its members stand among the arguments of a call,
-    None for those that the graph does not take.
+    None for those that the graph does not take; `learning`: which get a gradient from it.
 
     One graph may serve several modules, and a module's tensors may be others later: what a call is
     given counts.
     """
 
-    def __init__(self, packing: Packing, pack: Pack, at: Sequence[int | None]) -> None:
+    def __init__(
+        self, packing: Packing, pack: Pack, at: Sequence[int | None], learning: Sequence[bool]
+    ) -> None:
         self._packing = packing
         self.pack = pack
+        self._learning = list(learning)
         self.positions = [i for i in at if i is not None]
         self._taken_from = picker(self.positions)
         self._taken = [n for n, i in enumerate(at) if i is not None]
         self.expected = [pack.members[n] for n in self._taken]
         self._others: dict[tuple[int, ...], Pack] = {}
 
+    @property
+    def all_learn(self) -> bool:
+        """Whether all members of the pack get a gradient from the graph."""
+        return all(self._learning)
+
+    @property
+    def usual(self) -> torch.Tensor | None:
+        """What to call the graph with, as long as the members are given and in their places; None
+        where each is to be handed its gradient."""
+        if not any(self._learning):
+            return self.pack.whole
+        return self.pack.leaf if self.all_learn else None
+
     def whole(self, args: Sequence[Any], afterwards: list[Callable[[], None]]) -> torch.Tensor:
         """What to call the graph with, and what to do afterwards."""
         members = self._taken_from(args)
-        if all(map(is_, members, self.expected)):
-            return self.pack.as_input()
-        pack = self._pack_of(members)
+        is_usual = all(map(is_, members, self.expected))
+        pack = self.pack if is_usual else self._pack_of(members)
         if pack is not None:
-            return pack.as_input()
+            at_home = self._packing.is_at_home(pack)
+            if any(self._learning) and not (at_home and self._teaches_all_of(pack)):
+                pack.release()  # an optimizer's update of the whole would be of all its members
+            if at_home:
+                return pack.as_input(self._learning)
         whole = self._copied(members)
         if self.pack.holds_buffers:
             afterwards.append(functools.partial(self._write_back, members, whole))
         return whole
+
+    def _teaches_all_of(self, pack: Pack) -> bool:
+        return self.all_learn and all(map(_LEARNS, pack.members))
 
     def _write_back(self, members: Sequence[Any], whole: torch.Tensor) -> None:
         """Give buffers what the graph made of their copies."""
@@ -82,7 +106,7 @@ class Slot:
     def _copied(self, members: Sequence[Any]) -> torch.Tensor:
         everything = [part.of(self.pack.whole) for part in self.pack.parts]  # not read by it
         for n, member in zip(self._taken, members, strict=True):
-            everything[n] = member
+            everything[n] = member if self._learning[n] else member.detach()
         return joined(everything, self.pack)
 
 
@@ -92,11 +116,17 @@ class Calls:
     def __init__(self, slots: Sequence[Slot], kept: Sequence[int]) -> None:
         self._slots = list(slots)
         self._kept = picker(kept)
-        self._packs = [slot.pack for slot in slots]
-        self._members = [m for pack in self._packs for m in pack.members]
-        self._addresses = [a for pack in self._packs for a in pack.addresses]
+        self._members = [m for slot in slots for m in slot.pack.members]
+        # Not every release of Dynamo looks again whether parameters have been frozen.
+        self._learners = [m for slot in slots if slot.all_learn for m in slot.pack.members]
+        self._note_addresses()
         self._taken = picker([i for slot in slots for i in slot.positions])
         self._expected = [m for slot in slots for m in slot.expected]
+
+    def _note_addresses(self) -> None:
+        """Packs get other memory when members come back to them."""
+        self._memory = [slot.pack.whole for slot in self._slots]
+        self._addresses = [a for slot in self._slots for a in slot.pack.addresses]
 
     def _usual_wholes(self, args: Sequence[Any]) -> list[torch.Tensor] | None:
         """The packs, if their own members are given, each in its place, and no pack has to hand
@@ -104,11 +134,14 @@ class Calls:
 
         Asked in each step, so without a line of Python for each member.
         """
-        wholes = [pack.whole if pack.holds_buffers else pack.leaf for pack in self._packs]
+        if not all(map(is_, self._memory, [slot.pack.whole for slot in self._slots])):
+            self._note_addresses()
+        wholes = [slot.usual for slot in self._slots]
         if (
             all(whole is not None for whole in wholes)
             and all(map(is_, self._taken(args), self._expected))
             and list(map(torch.Tensor.data_ptr, self._members)) == self._addresses
+            and all(map(_LEARNS, self._learners))
         ):
             return cast("list[torch.Tensor]", wholes)
         return None

@@ -9,6 +9,7 @@ checkpoints are what they were.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -59,18 +60,20 @@ class PackedOptimizer:
             return state
         self._watch()
         leaf = pack.make_leaf()
+        pack.give_back = functools.partial(self._give_back, pack, optimizer, group["params"])
         self._original.setdefault(id(group["params"]), list(group["params"]))
         self._packs[leaf] = pack
-        members = set(pack.parameters)
-        at = next(i for i, p in enumerate(group["params"]) if p in members)
-        rest = [p for p in group["params"] if p not in members]
-        first = sum(p not in members for p in group["params"][:at])
-        group["params"][:] = [*rest[:first], leaf, *rest[first:]]
+        self._arrange(group["params"])
         for parameter in pack.parameters:
             optimizer.state.pop(parameter, None)
         if state:
             optimizer.state[leaf] = state
         return None
+
+    def _arrange(self, params: list[Any]) -> None:
+        """Put the leaf of each pack, in a group's list, in the place of its first parameter."""
+        leaves = {p: leaf for leaf, pack in self._packs.items() for p in pack.parameters}
+        params[:] = dict.fromkeys(leaves.get(p, p) for p in self._original[id(params)])
 
     def release(self) -> None:
         """Give every parameter its place and its state back."""
@@ -86,15 +89,20 @@ class PackedOptimizer:
         self._packs.clear()
 
     def _release_group(self, optimizer: Optimizer, group: Group) -> None:
-        if id(group["params"]) not in self._original:
-            return
         for leaf in [p for p in group["params"] if p in self._packs]:
-            pack, state = self._packs[leaf], optimizer.state.pop(leaf, None)
-            for i, parameter in enumerate(pack.parameters):
-                if state:
-                    optimizer.state[parameter] = _state_of_part(state, pack, i, clone=True)
-            pack.drop_leaf()
-        group["params"][:] = self._original[id(group["params"])]
+            self._give_back(self._packs[leaf], optimizer, group["params"])
+
+    def _give_back(self, pack: Pack, optimizer: Optimizer, params: list[Any]) -> None:
+        """Have `optimizer`, in the group of the list `params`, step on the parameters of a pack."""
+        leaf = pack.leaf
+        if leaf is None or self._packs.pop(leaf, None) is None:
+            return
+        state = optimizer.state.pop(leaf, None)
+        for i, parameter in enumerate(pack.parameters):
+            if state:
+                optimizer.state[parameter] = _state_of_part(state, pack, i, clone=True)
+        pack.drop_leaf()
+        self._arrange(params)
 
     def _home(self, pack: Pack) -> tuple[Optimizer, Group] | str:
         homes = {

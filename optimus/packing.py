@@ -9,7 +9,8 @@ to the parts as views, without a copy. Buffers that the graph updates are stored
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,12 +19,13 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
 from optimus.driver import DYNAMO_SOURCE
+from optimus.gradients import differentiated
 from optimus.joins import Join, read_join
 from optimus.legality import Legality, storages_of, tensor_of, value_of
 from optimus.packed_calls import Calls, Compiled, Slot
 from optimus.packs import Pack, Part, View, alignment_of, ids, misplaced, objection, padded
 from optimus.updates import Counters, counters_of, drop_write_backs, is_buffer, is_written_back
-from optimus.values import fake_mode_of
+from optimus.values import fake_mode_of, requires_grad
 
 
 @dataclass
@@ -40,6 +42,7 @@ class Packing:
     adopt: Callable[[Pack], str | None] | None = None
     declined: dict[str, int] = field(default_factory=dict[str, int])
     alignment: int | None = None
+    _in_one_place: frozenset[int] = field(default=frozenset(), init=False)
 
     def pack_graph(
         self, module: GraphModule, inputs: Sequence[Any]
@@ -53,6 +56,7 @@ class Packing:
         placeholders = [node for node in graph.nodes if node.op == "placeholder"]
         given = dict(zip(placeholders, inputs, strict=True))
         self._drop_moved()
+        self._in_one_place = _several_in_one_place(inputs)
         legality = Legality(graph)
         for join in _joins(graph, legality, given):
             self._consider(join.members, join.parts, join.node, given)
@@ -62,9 +66,11 @@ class Packing:
         used = [p for p in self.packs if any(id(x) in ids(p.members) for x in inputs)]
         if not used:
             return module, list(inputs), lambda compiled: compiled
-        slots, wholes, kept = _Substitution(graph, used, given).run(legality, counters)
+        substitution = _Substitution(graph, used, given, differentiated(graph, legality))
+        places, wholes, kept = substitution.run(legality, counters)
         module.recompile()
-        calls = Calls([Slot(self, pack, at) for pack, at in zip(used, slots, strict=True)], kept)
+        slots = zip(used, places, substitution.learning, strict=True)
+        calls = Calls([Slot(self, *slot) for slot in slots], kept)
         return module, [*wholes, *(inputs[i] for i in kept)], calls.wrap
 
     def dissolve(self) -> None:
@@ -97,10 +103,29 @@ class Packing:
         """Whether `tensor` is in a pack."""
         return any(id(tensor) in ids(pack.members) for pack in self.packs)
 
+    def is_at_home(self, pack: Pack) -> bool:
+        """Whether the members of `pack` live in it, those that have left it being taken back where
+        nobody could tell."""
+        if pack.is_intact():
+            return True
+        if not pack.may_restore():
+            return False
+        for other in [p for p in self.packs if not ids(p.members).isdisjoint(ids(pack.members))]:
+            if other is not pack:  # of another type: the model was converted, and is back
+                other.release()
+                self.packs.remove(other)
+        if pack not in self.packs:
+            self.packs.append(pack)
+        pack.restore()
+        return True
+
     def _drop_moved(self) -> None:
         """Forget packs whose members have been moved to another device or type for good."""
-        stays = [p for p in self.packs if p.members[0].device == p.whole.device]
-        self.packs = [p for p in stays if p.members[0].dtype == p.whole.dtype]
+        for pack in self.packs:
+            member = pack.members[0]
+            if (member.device, member.dtype) != (pack.whole.device, pack.whole.dtype):
+                pack.release()
+                self.packs = [p for p in self.packs if p is not pack]
 
     def _consider(
         self,
@@ -115,6 +140,8 @@ class Packing:
                 self._decline("parameters are in packs already, grouped otherwise")
             return
         reason = objection(members)
+        if reason is None and any(storages_of(m) & self._in_one_place for m in members):
+            reason = "a parameter shares its memory with another one"
         if reason is not None:
             self._decline(reason)
             return
@@ -132,6 +159,12 @@ class Packing:
 
     def _decline(self, reason: str) -> None:
         self.declined[reason] = self.declined.get(reason, 0) + 1
+
+
+def _several_in_one_place(inputs: Sequence[Any]) -> frozenset[int]:
+    """Storages that more than one of `inputs` lives in."""
+    homes = Counter(s for x in inputs if isinstance(x, torch.Tensor) for s in storages_of(x))
+    return frozenset(storage for storage, count in homes.items() if count > 1)
 
 
 def _joins(graph: Graph, legality: Legality, given: dict[Node, Any]) -> list[Join]:
@@ -178,14 +211,25 @@ def _place(pack: Pack, members: Sequence[Any], parts: Sequence[Part]) -> tuple[V
 
 
 class _Substitution:
-    """Puts packs as inputs in the place of the members that a graph takes."""
+    """Puts packs as inputs in the place of the members that a graph takes.
 
-    def __init__(self, graph: Graph, packs: Sequence[Pack], given: dict[Node, Any]) -> None:
+    `learning` tells, for each pack, which of its members get a gradient from the graph.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        packs: Sequence[Pack],
+        given: dict[Node, Any],
+        differentiated: Set[Node],
+    ) -> None:
         self._graph = graph
         self._packs = packs
         self._given = given
-        self._nodes = {id(x): node for node, x in given.items()}
         self._erased: set[Node] = set()
+        nodes = {id(x): node for node, x in given.items()}
+        self._found = [[nodes.get(id(m)) for m in pack.members] for pack in packs]
+        self.learning = [[n in differentiated for n in found] for found in self._found]
 
     def run(
         self, legality: Legality, counters: Sequence[Counters]
@@ -195,7 +239,7 @@ class _Substitution:
         """
         wholes = self._placeholders()
         position = {node: i for i, node in enumerate(self._given)}
-        found = [[self._nodes.get(id(m)) for m in pack.members] for pack in self._packs]
+        found = self._found
         slots = [[None if n is None else position[n] for n in nodes] for nodes in found]
         for join in _joins(self._graph, legality, self._given):
             if join.node not in self._erased:
@@ -208,7 +252,7 @@ class _Substitution:
                 if node is not None:
                     gone.add(node)
                     if node.users:
-                        node.replace_all_uses_with(self._view(whole, part.views))
+                        node.replace_all_uses_with(self._view(whole, part.views, node))
         for node in gone:
             self._graph.erase_node(node)
         kept = [i for node, i in position.items() if node not in gone]
@@ -218,9 +262,11 @@ class _Substitution:
         mode = fake_mode_of(self._graph)
         made: list[Node] = []
         with self._graph.inserting_before(next(iter(self._graph.nodes))):
-            for position, pack in enumerate(self._packs):
+            for position, (pack, learning) in enumerate(
+                zip(self._packs, self.learning, strict=True)
+            ):
                 node = self._graph.placeholder(f"optimus_pack_{position}")
-                value = pack.whole.detach().requires_grad_(pack.members[0].requires_grad)
+                value = pack.whole.detach().requires_grad_(any(learning))
                 # Fake with static sizes, as those of parameters are: given the data, the compiler
                 # would make them dynamic, and could not tell by which input to guard them.
                 fake = mode.from_tensor(value, static_shapes=True) if mode is not None else value
@@ -238,7 +284,7 @@ class _Substitution:
             views = _place(pack, members, join.parts)
             if views is not None:
                 drop_write_backs(join)
-                join.node.replace_all_uses_with(_as_joined(self._view(whole, views)))
+                join.node.replace_all_uses_with(_as_joined(self._view(whole, views, join.node)))
                 self._erase_unused(join.node)
                 return
 
@@ -249,7 +295,10 @@ class _Substitution:
                 counters.update_at_once(whole)
                 return
 
-    def _view(self, whole: Node, views: Sequence[View]) -> Node:
+    def _view(self, whole: Node, views: Sequence[View], like: Node) -> Node:
+        """What stands for `like`; frozen, it lets no gradient through to what others learn."""
+        if requires_grad(tensor_of(whole)) and not requires_grad(tensor_of(like)):
+            views = (("detach", ()), *views)
         body = next(node for node in self._graph.nodes if node.op != "placeholder")
         with self._graph.inserting_before(body):
             for name, arguments in views:

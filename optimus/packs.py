@@ -8,8 +8,10 @@ everybody else.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any, cast
 
 import torch
@@ -37,14 +39,16 @@ class Pack:
     """Tensors stored in `whole`: all `members` are parameters, or all of them buffers.
 
     The gradient goes to the parameters, as views; or, once an optimizer has adopted the pack, to
-    `leaf`, which is `whole` as a parameter of its own. What lies between the parts is zero and has
-    a gradient of zero: no optimizer that may step on packs changes it.
+    `leaf`, which is `whole` as a parameter of its own. `give_back` is what that optimizer does to
+    step on the parameters again. What lies between the parts is zero and has a gradient of zero: no
+    optimizer that may step on packs changes it.
     """
 
     whole: torch.Tensor
     members: tuple[torch.Tensor, ...]
     parts: tuple[Part, ...]
     leaf: nn.Parameter | None = None
+    give_back: Callable[[], None] | None = None
 
     @classmethod
     def of(
@@ -52,9 +56,11 @@ class Pack:
     ) -> Pack:
         """Copy `members` into one tensor of `shape` and make each a view of its part."""
         first = members[0]
-        whole = torch.zeros(tuple(shape), dtype=first.dtype, device=first.device)
-        pack = cls(whole, tuple(members), tuple(parts))
-        pack.restore()
+        # Memory made in inference mode could not be trained on later.
+        with torch.inference_mode(False):
+            whole = torch.zeros(tuple(shape), dtype=first.dtype, device=first.device)
+            pack = cls(whole, tuple(members), tuple(parts))
+            pack._fill()
         return pack
 
     @property
@@ -78,13 +84,39 @@ class Pack:
         return list(map(torch.Tensor.data_ptr, self.members)) == self.addresses
 
     def restore(self) -> None:
-        """Move members that have left back into the pack, with the values they have now."""
+        """Take members that have left in again, with the values they have now.
+
+        All get new memory: somebody may go on with the old one, such as weights that were set aside
+        for an evaluation, or a graph that has yet to run backward.
+        """
+        if self.is_intact():
+            return
+        with torch.inference_mode(False):
+            self.whole = torch.zeros_like(self.whole)
+            self._fill()
+            if self.leaf is not None:
+                self.leaf.data = self.whole
+            self._note_addresses()
+
+    def may_restore(self) -> bool:
+        """Whether nobody could tell: what members that have left live in now is theirs alone."""
+        gone = [m for m, a in zip(self.members, self.addresses, strict=True) if m.data_ptr() != a]
+        if len(set(map(torch.Tensor.data_ptr, gone))) < len(gone):
+            return False
+        homes = Counter(m.untyped_storage()._cdata for m in gone)
+        return all(_num_holders(m) == homes[m.untyped_storage()._cdata] for m in gone)
+
+    def _fill(self) -> None:
+        """Copy the members to `whole`, and have them live there."""
         with torch.no_grad():
             for member, part in zip(self.members, self.parts, strict=True):
-                place = part.of(self.whole)
-                if member.data_ptr() != place.data_ptr():
-                    place.copy_(member.detach())
-                    member.data = place
+                part.of(self.whole).copy_(member.detach())
+            # After all copies: members may have changed places.
+            for member, part in zip(self.members, self.parts, strict=True):
+                member.data = part.of(self.whole)
+
+    def _note_addresses(self) -> None:
+        self.addresses = [part.of(self.whole).data_ptr() for part in self.parts]
 
     def make_leaf(self) -> nn.Parameter:
         """Let gradients gather in `leaf`, together with those that the parameters have already.
@@ -100,14 +132,27 @@ class Pack:
         return leaf
 
     def drop_leaf(self) -> None:
-        """Let gradients go to the parameters again."""
+        """Let gradients go to the parameters again, that of a backward pass yet to come as well."""
         leaf, self.leaf = self.leaf, None
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
-        if leaf is not None and leaf.grad is not None:
-            for parameter, part in zip(self.members, self.parts, strict=True):
-                parameter.grad = part.of(leaf.grad).clone()
+        if leaf is not None:
+            self._hand_over(leaf)
+            leaf.register_post_accumulate_grad_hook(self._hand_over)
+
+    def _hand_over(self, leaf: torch.Tensor) -> None:
+        gradient, leaf.grad = leaf.grad, None
+        if gradient is None:
+            return
+        for parameter, part in zip(self.members, self.parts, strict=True):
+            share = part.of(gradient).to(parameter, copy=True)
+            parameter.grad = share if parameter.grad is None else parameter.grad + share
+
+    def release(self) -> None:
+        """Have the optimizer that steps on the pack, if one does, step on the parameters again."""
+        if self.leaf is not None and self.give_back is not None:
+            self.give_back()
 
     def _move_gradient(self, parameter: torch.Tensor, part: Part) -> None:
         if self.leaf is None or parameter.grad is None:
@@ -122,18 +167,20 @@ class Pack:
         for member in self.members:
             member.data = member.detach().clone()
 
-    def as_input(self) -> torch.Tensor:
-        """The pack as an input of a graph, whose gradient reaches the parameters in it."""
-        if not self.is_intact():
-            self.restore()
+    def as_input(self, learning: Sequence[bool]) -> torch.Tensor:
+        """The pack as an input of a graph, whose gradient reaches those in it that are `learning`.
+
+        Others get none at all: an optimizer would take one of zeros for a gradient.
+        """
+        if not (torch.is_grad_enabled() and any(learning)):
+            return self.whole
         if self.leaf is not None:
             return self.leaf
-        if not (torch.is_grad_enabled() and self.members[0].requires_grad):
-            return self.whole
-        return cast(torch.Tensor, _Gather.apply(self, *self.members))  # type: ignore[no-untyped-call]
+        parts, members = compress(self.parts, learning), compress(self.members, learning)
+        return cast(torch.Tensor, _Gather.apply(self.whole, tuple(parts), *members))  # type: ignore[no-untyped-call]
 
     def __post_init__(self) -> None:
-        self.addresses = [part.of(self.whole).data_ptr() for part in self.parts]
+        self._note_addresses()
         self._hooks: list[Any] = []
 
 
@@ -152,6 +199,13 @@ def objection(members: Sequence[torch.Tensor]) -> str | None:
         if not m.is_contiguous() or m.untyped_storage().nbytes() != m.numel() * m.element_size():
             return "a parameter is a view or not contiguous"
     return None
+
+
+def _num_holders(tensor: torch.Tensor) -> int:
+    """How many tensors live in the memory that `tensor` lives in; 1 where PyTorch cannot tell."""
+    count = getattr(torch._C, "_storage_Use_Count", None)  # a private name
+    storage = tensor.untyped_storage()  # holds the memory, too
+    return count(storage._cdata) - 1 if count is not None else 1
 
 
 def alignment_of(device: torch.device) -> int:
@@ -211,15 +265,17 @@ class _Gather(torch.autograd.Function):
     """Forward: the members side by side, as they lie. Backward: each its part, as a view."""
 
     @staticmethod
-    def forward(ctx: Any, pack: Pack, *members: torch.Tensor) -> torch.Tensor:
-        ctx.parts = pack.parts
-        return pack.whole.detach()
+    def forward(
+        ctx: Any, whole: torch.Tensor, parts: tuple[Part, ...], *members: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.parts = parts
+        return whole.detach()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[torch.Tensor | None, ...]:
         # A batched GEMM's weight gradient comes transposed; one copy here saves one a parameter.
         whole = gradients[0].contiguous()
-        return (None, *(part.of(whole) for part in ctx.parts))
+        return (None, None, *(part.of(whole) for part in ctx.parts))
 
 
 class _Join(torch.autograd.Function):
@@ -233,4 +289,7 @@ class _Join(torch.autograd.Function):
             part.of(whole).copy_(member)
         return whole
 
-    backward = _Gather.backward
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[torch.Tensor | None, ...]:
+        whole = gradients[0].contiguous()
+        return (None, *(part.of(whole) for part in ctx.parts))

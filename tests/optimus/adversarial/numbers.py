@@ -269,7 +269,7 @@ def tuples_of_results(m, x):
     w, j = torch.max(x, dim=1)
     s = x.sort(1)
     t = torch.topk(x, 2, 1)
-    return v + w, i + j, s[0], s.indices, t[-1], t.values, torch.aminmax(x, dim=1).max, s
+    return v + w, i + j, s[0], s.indices, t[-1], t.values, torch.aminmax(x.detach(), dim=1).max, s
 
 
 @graphs(
