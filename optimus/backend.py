@@ -90,8 +90,9 @@ class OptimusBackend:
         """Compile one graph, as Dynamo hands it over."""
         report = GraphReport(len(self.report.graphs), nodes_before=len(module.graph.nodes))
         self.report.graphs.append(report)
-        rewritten = self._rewritten(module, inputs, report)
-        self._explain(module, rewritten or module, report)
+        with _unwatched():
+            rewritten = self._rewritten(module, inputs, report)
+            self._explain(module, rewritten or module, report)
         for candidate in (rewritten, module):
             if candidate is None:
                 continue
@@ -268,7 +269,9 @@ class OptimusBackend:
     def _packed(self, module: GraphModule, inputs: Sequence[Any]) -> Compiled:
         if self._packing is None:
             return self._graphed(module, inputs)
-        module, packed_inputs, wrap = self._packing.pack_graph(copy_graph_module(module), inputs)
+        with _unwatched():
+            copy = copy_graph_module(module)
+            module, packed_inputs, wrap = self._packing.pack_graph(copy, inputs)
         return wrap(self._graphed(module, packed_inputs))
 
     def _graphed(self, module: GraphModule, inputs: Sequence[Any]) -> Compiled:
@@ -294,6 +297,15 @@ class OptimusBackend:
     ) -> None:
         report.fallback = f"{what} runs: {why}"
         log.warning("graph %d: %s", report.index, report.fallback, exc_info=error)
+
+
+def _unwatched() -> AbstractContextManager[Any]:
+    """Nobody who watches what a call saves for backward, such as torch.utils.checkpoint, sees what
+    is saved in here."""
+    enabled = getattr(torch._C._autograd, "_saved_tensors_hooks_is_enabled", None)
+    if enabled is not None and not enabled():  # a private name
+        return nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, lambda saved: saved)
 
 
 def _partitioned(recompute: bool) -> AbstractContextManager[Any]:

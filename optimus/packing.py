@@ -58,6 +58,11 @@ class Packing:
         self._drop_moved()
         self._in_one_place = _several_in_one_place(inputs)
         legality = Legality(graph)
+        learners = differentiated(graph, legality)
+        unpacked = module, list(inputs), _as_it_is
+        # Packs are taken apart where the graph begins: that is no place for it under no_grad.
+        if not torch.is_grad_enabled() and any(n.op == "placeholder" for n in learners):
+            return unpacked
         for join in _joins(graph, legality, given):
             self._consider(join.members, join.parts, join.node, given)
         counters = counters_of(graph, given)
@@ -65,8 +70,8 @@ class Packing:
             self._consider(counter.members, counter.parts, None, given)
         used = [p for p in self.packs if any(id(x) in ids(p.members) for x in inputs)]
         if not used:
-            return module, list(inputs), lambda compiled: compiled
-        substitution = _Substitution(graph, used, given, differentiated(graph, legality))
+            return unpacked
+        substitution = _Substitution(graph, used, given, learners)
         places, wholes, kept = substitution.run(legality, counters)
         module.recompile()
         slots = zip(used, places, substitution.learning, strict=True)
@@ -159,6 +164,10 @@ class Packing:
 
     def _decline(self, reason: str) -> None:
         self.declined[reason] = self.declined.get(reason, 0) + 1
+
+
+def _as_it_is(compiled: Compiled) -> Compiled:
+    return compiled
 
 
 def _several_in_one_place(inputs: Sequence[Any]) -> frozenset[int]:

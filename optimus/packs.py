@@ -172,7 +172,7 @@ class Pack:
 
         Others get none at all: an optimizer would take one of zeros for a gradient.
         """
-        if not (torch.is_grad_enabled() and any(learning)):
+        if not any(learning):
             return self.whole
         if self.leaf is not None:
             return self.leaf

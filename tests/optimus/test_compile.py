@@ -6,8 +6,10 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch._functorch._aot_autograd.frontend_utils import _try_get_metadata_from_dynamo
+from torch.utils.checkpoint import checkpoint
 
 import optimus
 from optimus.backend import OptimusBackend
@@ -168,3 +170,37 @@ def test_dynamo_may_begin_again(caplog: pytest.LogCaptureFixture) -> None:
 def test_an_unknown_option_is_named_with_the_nearest() -> None:
     with pytest.raises(ValueError, match=r"option of optimus\.compile 'patern'.*: patterns"):
         optimus.compile(nn.Linear(2, 2), patern="all")
+
+
+class _Towers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 3) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = zip(self.layers, x.split(4, 1), strict=True)
+        return torch.cat([F.dropout(layer(part).tanh(), 0.5) for layer, part in parts], 1)
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_a_checkpoint_around_a_call_sees_nothing_of_the_compile(verify: bool) -> None:
+    """It counts what is saved for backward, once in forward and once when it runs that again."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = _Towers()
+    backend = OptimusBackend(inner="aot_eager", packing=Packing(), verify=verify, strict=True)
+    compiled = torch.compile(model, backend=backend)
+    x = torch.randn(4, 16)
+    found: list[list[torch.Tensor | None]] = []
+    for run in (compiled, compiled, model):
+        torch.manual_seed(1)
+        checkpoint(run, x, use_reentrant=False).square().sum().backward()
+        found.append([p.grad for p in model.parameters()])
+        model.zero_grad()
+    assert backend.report.graphs[0].fired
+    torch.testing.assert_close(found[:2], [found[2]] * 2)
+
+
+def test_pytorch_says_whether_hooks_on_what_is_saved_are_allowed() -> None:
+    """A private name: without it a compile where they are not would fall back."""
+    assert torch._C._autograd._saved_tensors_hooks_is_enabled()

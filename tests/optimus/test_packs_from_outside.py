@@ -24,9 +24,10 @@ class Towers(nn.Module):
         super().__init__()
         self.towers = nn.ModuleList(nn.Linear(4, 3) for _ in range(4))
 
-    def forward(self, x: Tensor, count: int = 4) -> Tensor:
+    def forward(self, x: Tensor, count: int = 4, grad: bool | None = None) -> Tensor:
         parts = torch.split(x, 4, 1)
-        return torch.cat([self.towers[i](parts[i]) for i in range(count)], 1)
+        with torch.set_grad_enabled(torch.is_grad_enabled() if grad is None else grad):
+            return torch.cat([self.towers[i](parts[i]) for i in range(count)], 1)
 
 
 class Run:
@@ -49,12 +50,12 @@ class Run:
             )
             self.call = torch.compile(self.model, backend=backend)
 
-    def score(self, **options: int) -> Tensor:
+    def score(self, **options: Any) -> Tensor:
         generator = torch.Generator().manual_seed(len(self.noted))
         x = torch.randn(5, 16, generator=generator, dtype=torch.float64)
         return self.call(x.to(self.weights[0].dtype), **options)
 
-    def step(self, **options: int) -> None:
+    def step(self, **options: Any) -> None:
         self.optimizer.zero_grad()
         self.score(**options).square().mean().backward()
         self.optimizer.step()
@@ -166,6 +167,18 @@ def some_are_left_out_after_others_were_called(run: Run) -> None:
     run.note()
 
 
+def the_model_learns_under_no_grad(run: Run) -> None:
+    run.step()
+    run.optimizer.zero_grad()
+    with torch.no_grad():
+        score = run.score(grad=True)
+        run.noted.append(run.score(grad=False))
+    score.square().mean().backward()
+    run.optimizer.step()
+    run.note()
+    run.step()
+
+
 def the_first_call_is_in_inference_mode(run: Run) -> None:
     with torch.inference_mode():
         run.score()
@@ -198,6 +211,7 @@ SCRIPTS: list[Callable[[Run], None]] = [
     all_weights_are_frozen_and_thawed,
     some_are_left_out_of_a_step,
     some_are_left_out_after_others_were_called,
+    the_model_learns_under_no_grad,
     the_first_call_is_in_inference_mode,
     the_model_is_of_another_type_later,
 ]
