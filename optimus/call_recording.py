@@ -19,8 +19,9 @@ class CallRecording:
 
     `learning` are the positions of inputs that require gradients, `differentiable` those of outputs
     that have them. `kept_at` are those among the learning ones that are the model's own leaves: the
-    memory of their gradients stays the recording's. While `pending`, forward has run and backward
-    not yet.
+    memory of their gradients stays the recording's. So does that of the gradients of `packed`, of
+    inputs that autograd is told nothing of but by `stand_in`. While `pending`, forward has run and
+    backward not yet.
     """
 
     def __init__(
@@ -30,6 +31,8 @@ class CallRecording:
         args: Sequence[Any],
         outputs: Sequence[torch.Tensor | None],
         session: Session,
+        *,
+        packed: Sequence[int],
     ) -> None:
         self.key: tuple[Any, ...] = ()
         self.pending = False
@@ -42,11 +45,16 @@ class CallRecording:
             ([self._arguments[i] for i in at], picker(at))
             for at in _by_type(_copied(args, fixed, device))
         ]
-        self.learning = [i for i, a in enumerate(self._arguments) if requires_grad(a)]
+        learning = [i for i, a in enumerate(self._arguments) if requires_grad(a)]
+        self.packed = [i for i in learning if i in packed]
+        self.learning = [i for i in learning if i not in packed]
+        self.stand_in = [torch.zeros((), device=device, requires_grad=True)] if self.packed else []
         self._are_leaves = [args[i].is_leaf for i in self.learning]
         self._kept = [fixed[i] and args[i].is_leaf for i in self.learning]
         self.kept_at = [n for n, keep in enumerate(self._kept) if keep]
+        self.edges_of_leaves = [*self.kept_at, *([len(self.learning)] if self.packed else [])]
         self.take_learning = picker(self.learning)
+        self.take_packed = picker(self.packed)
         self.take_kept = picker(self.kept_at)
         self.differentiable = [i for i, o in enumerate(outputs) if requires_grad(o)]
         self.without_gradient = [i for i, o in enumerate(outputs) if _is_constant(o)]
@@ -57,7 +65,7 @@ class CallRecording:
         ]
         self._gradients: Results = []
         work = [self._forward]
-        if self.differentiable and self.learning:
+        if self.differentiable and learning:
             work.append(self._backward)
         self._recorded: list[Recorded] = session.record(work)
 
@@ -77,7 +85,7 @@ class CallRecording:
         return self._recorded[0].replay()
 
     def run_backward(self, incoming: Sequence[torch.Tensor | None], static: set[int]) -> Results:
-        """Gradients of the inputs at `learning`; overwritten by the next replay.
+        """Gradients of inputs, at `learning` and then `packed`; overwritten by the next replay.
 
         Their addresses are added to `static`.
         """
@@ -96,11 +104,13 @@ class CallRecording:
 
     def _backward(self) -> Results:
         live, self._live = self._live, ()
+        at = [*self.learning, *self.packed]
+        kept = [*self._kept, *(True for _ in self.packed)]
         # Recorded within the user's forward, but backward never runs under autocast.
         with torch.autocast(self._device_type, enabled=False):
             gradients = torch.autograd.grad(
                 [live[i] for i in self.differentiable],
-                [self._arguments[i] for i in self.learning],
+                [self._arguments[i] for i in at],
                 self._incoming,
                 allow_unused=True,
             )
@@ -109,9 +119,9 @@ class CallRecording:
         # In the layout that a parameter's gradient has: in another one it is copied outside.
         self._gradients = [
             _laid_out(g, self._arguments[i]) if keep and g is not None else g
-            for i, g, keep in zip(self.learning, gradients, self._kept, strict=True)
+            for i, g, keep in zip(at, gradients, kept, strict=True)
         ]
-        _part_company(self._gradients, self._kept)
+        _part_company(self._gradients, kept)
         return self._gradients
 
     def outputs(self, results: Results) -> Results:
@@ -126,7 +136,8 @@ class CallRecording:
         return outputs
 
     def gradients(self, found: Results) -> Results:
-        """Gradients that their receivers may keep; None in the place of those at `kept_at`."""
+        """Gradients that their receivers may keep, of the inputs at `learning`; None in the place
+        of those at `kept_at`."""
         return [
             None if g is None or keep else _copy_of(g, self._arguments[i], leaf)
             for i, g, keep, leaf in zip(

@@ -18,7 +18,15 @@ from torch.autograd.function import once_differentiable
 from torch.fx import GraphModule
 
 from optimus.call_recording import CallRecording, Compiled, is_number
-from optimus.capture import MOST_CHANGES, MOST_RECORDINGS, CaptureError, Session, Settling
+from optimus.capture import (
+    MOST_CHANGES,
+    MOST_RECORDINGS,
+    CaptureError,
+    Results,
+    Session,
+    Settling,
+)
+from optimus.packs import is_leaf_of_pack
 from optimus.picking import picker
 from optimus.values import requires_grad
 
@@ -142,7 +150,12 @@ class GraphedCall:
         self._recordings += 1
         try:
             self._recording = CallRecording(
-                self._compiled, self._fixed, args, watched.outputs, self._session
+                self._compiled,
+                self._fixed,
+                args,
+                watched.outputs,
+                self._session,
+                packed=_packed(args),
             )
             self._recording.key = key
         except CaptureError as error:
@@ -155,10 +168,10 @@ class GraphedCall:
     def _replay(self, recording: CallRecording, args: Sequence[Any]) -> Any:
         self.replays += 1
         self.last_step = self._session.step
-        if not recording.differentiable or not recording.learning:
+        learning = [*recording.take_learning(args), *recording.stand_in]
+        if not recording.differentiable or not learning:
             with torch.no_grad():
                 return recording.outputs(recording.run_forward(args))
-        learning = recording.take_learning(args)
         return list(_Link.apply(recording, self._session, args, *learning))  # type: ignore[no-untyped-call]
 
 
@@ -177,6 +190,7 @@ class _Link(torch.autograd.Function):
         ctx.recording, ctx.session, ctx.serial = recording, session, recording.serial
         # Not the other inputs: they are only kept until backward where it needs them.
         ctx.kept = recording.take_kept(learning)
+        ctx.packed = recording.take_packed(args)
         ctx.set_materialize_grads(False)
         if recording.without_gradient:
             ctx.mark_non_differentiable(*(outputs[i] for i in recording.without_gradient))
@@ -197,20 +211,23 @@ def _back(ctx: Any, *gradients: Any) -> Any:
             "step than its forward, when in the first steps there was one backward a forward. "
             "The activations are overwritten by then: train this model with cuda_graphs=off"
         )
-    _move_out(ctx.kept, ctx.session.static)
+    _move_out((*ctx.kept, *ctx.packed), ctx.session.static)
     incoming = [gradients[i] for i in recording.differentiable]
     found = recording.run_backward(incoming, ctx.session.static)
-    handed = recording.gradients(found)
-    runs = _runs(ctx.next_functions, recording.kept_at)
-    for n, leaf, runs_here in zip(recording.kept_at, ctx.kept, runs, strict=True):
-        gradient = found[n]
+    own, packed = found[: len(recording.learning)], found[len(recording.learning) :]
+    handed = recording.gradients(own)
+    runs = _runs(ctx.next_functions, recording.edges_of_leaves)
+    for n, leaf, runs_here in zip(recording.kept_at, ctx.kept, runs, strict=False):
+        gradient = own[n]
         if gradient is None:
             continue
         if runs_here and _is_bare(leaf):
             leaf.grad = gradient.detach()
         else:
             handed[n] = gradient.detach()
-    return None, None, None, *handed
+    if packed and runs[-1]:
+        _hand_to_packs(ctx.packed, packed)
+    return None, None, None, *handed, *(None for _ in recording.stand_in)
 
 
 _back_once = once_differentiable(_back)
@@ -221,13 +238,38 @@ def _runs(edges: Sequence[Any], at: Sequence[int]) -> Sequence[bool]:
 
     It is not where gradients are asked for by name.
     """
-    will_run = getattr(torch._C, "_will_engine_execute_node", None)  # a private name
-    if will_run is None:
+    if _will_run is None:
         return [False] * len(at)
     try:
-        return [will_run(edges[n][0]) for n in at]
+        return [_will_run(edges[n][0]) for n in at]
     except RuntimeError:  # in torch.autograd.grad
         return [False] * len(at)
+
+
+_will_run = getattr(torch._C, "_will_engine_execute_node", None)  # a private name
+
+
+def _packed(args: Sequence[Any]) -> list[int]:
+    """The leaves of packs, by position. Autograd need not know of them, for nobody can name them:
+    one tensor stands in for all, and takes a tenth of the time that each of them would.
+
+    Where it cannot be told whether gradients are asked for by name, it has to.
+    """
+    return [] if _will_run is None else [i for i, a in enumerate(args) if is_leaf_of_pack(a)]
+
+
+def _hand_to_packs(leaves: Sequence[torch.Tensor], gradients: Results) -> None:
+    """What autograd would do, by autograd itself where it is more than to set a gradient."""
+    others: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for leaf, gradient in zip(leaves, gradients, strict=True):
+        if gradient is None or not leaf.requires_grad:
+            continue
+        if _is_bare(leaf):
+            leaf.grad = gradient.detach()
+        else:
+            others.append((leaf, gradient.detach()))
+    if others:
+        torch.autograd.backward([leaf for leaf, _ in others], [given for _, given in others])
 
 
 def _is_bare(leaf: torch.Tensor) -> bool:

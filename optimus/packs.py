@@ -125,6 +125,7 @@ class Pack:
         gradient there; it is added to the leaf's at once.
         """
         leaf = self.leaf = nn.Parameter(self.whole)
+        setattr(leaf, _LEAF, True)
         for parameter, part in zip(self.members, self.parts, strict=True):
             self._move_gradient(parameter, part)
             hook = functools.partial(self._move_gradient, part=part)
@@ -182,6 +183,14 @@ class Pack:
     def __post_init__(self) -> None:
         self._note_addresses()
         self._hooks: list[Any] = []
+
+
+_LEAF = "_optimus_leaf"
+
+
+def is_leaf_of_pack(tensor: torch.Tensor) -> bool:
+    """Whether `tensor` is a pack's leaf, which no module has: none but an optimizer knows it."""
+    return hasattr(tensor, _LEAF)
 
 
 def objection(members: Sequence[torch.Tensor]) -> str | None:

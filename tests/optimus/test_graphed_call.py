@@ -348,6 +348,85 @@ def test_gradients_of_some_leaves_only() -> None:
     assert both(train).replays == [3]
 
 
+def _leaves(loop: Loop) -> list[torch.Tensor]:
+    """Of the packs: no parameters of the module or of the layer before it."""
+    own = {id(p) for m in (loop.module, loop.source) for p in m.parameters()}
+    return [p for p in loop.optimizer.param_groups[0]["params"] if id(p) not in own]
+
+
+def test_packs_are_one_to_autograd() -> None:
+    loop = Loop(True)
+    for i in range(5):
+        loop.step(i)
+    loop.begin()
+    loss = loop.loss(5)
+    link = loss.grad_fn
+    while link is not None and type(link).__name__ != "_LinkBackward":
+        link = link.next_functions[0][0]
+    assert link is not None
+    reached = {id(node.variable) for node, _ in link.next_functions if hasattr(node, "variable")}
+    leaves = _leaves(loop)
+    assert len(leaves) == 2
+    assert not {id(leaf) for leaf in leaves} & reached
+    assert {id(p) for p in loop.module.head.parameters()} <= reached
+
+
+def test_hooks_on_the_leaf_of_a_pack_run() -> None:
+    def train(loop: Loop) -> Losses:
+        found: Losses = []
+        losses = [loop.step(i) for i in range(5)]
+        for leaf in _leaves(loop):
+            leaf.register_hook(lambda g: found.append(float(g.flatten()[0])))
+            leaf.register_post_accumulate_grad_hook(_halve)
+        losses += [loop.step(i) for i in range(5, 9)]
+        losses += [loop.step(i, micro=2) for i in range(9, 12)]
+        assert len(found) == 2 * (4 + 6)
+        return losses + found
+
+    assert both(train).replays == [12]
+
+
+def test_packs_take_no_gradient_where_others_are_asked_for_or_once_frozen() -> None:
+    def train(loop: Loop) -> Losses:
+        losses = [loop.step(i) for i in range(5)]
+        loop.optimizer.zero_grad()
+        for inputs in ([loop.module.head.weight], [loop.source.weight]):
+            loop.begin()
+            loop.loss(5).backward(inputs=inputs)
+            assert all(leaf.grad is None for leaf in _leaves(loop))
+            loop.end()
+        loop.begin()
+        torch.autograd.grad(loop.loss(5), [loop.source.weight])
+        assert all(leaf.grad is None for leaf in _leaves(loop))
+        loop.end()
+        frozen, other = _leaves(loop)
+        frozen.requires_grad_(False)
+        losses += [loop.step(i) for i in range(6, 9)]
+        assert frozen.grad is None
+        assert other.grad is not None
+        frozen.requires_grad_(True)
+        return losses + [loop.step(i) for i in range(9, 12)]
+
+    loop = Loop(True)
+    train(loop)
+    assert loop.replays == [2 + 3 + 6]
+
+
+def test_a_pytorch_that_does_not_tell_what_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Autograd then knows of every leaf, and hands out all gradients."""
+    monkeypatch.setattr("optimus.graphed_call._will_run", None)
+    loop = both(lambda loop: [loop.step(i, micro=2) for i in range(6)])
+    assert loop.replays == [9]
+    assert loop.graphs is not None
+    (call,) = loop.graphs._calls
+    assert call._recording is not None
+    assert not call._recording.packed
+
+
+def test_this_pytorch_tells_what_is_asked_for() -> None:
+    assert callable(torch._C._will_engine_execute_node), "else replayed steps take more host time"
+
+
 def test_gradients_of_a_replay_have_none_themselves() -> None:
     loop = Loop(True)
     for i in range(5):
