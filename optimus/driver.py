@@ -17,7 +17,7 @@ from optimus.effects import turns_in_place
 from optimus.facts import changed, kept
 from optimus.functionalize import functionalize
 from optimus.gradients import GradientContract, leaves_no_grad
-from optimus.grouping import GroupPass, attempt, decides_in_context, record
+from optimus.grouping import GroupPass, Keys, attempt, decides_in_context, record
 from optimus.history import History
 from optimus.layout import OutputContract, settle
 from optimus.legality import Legality
@@ -149,6 +149,7 @@ class _Run:
         self._limit = MAX_GROWTH * len(editor.graph.nodes) + 200
         self._failed: set[str] = set()
         self._idle: dict[tuple[str, ...], tuple[int, bool, bool]] = {}
+        self._keys = Keys()
         self._passes: dict[tuple[str, ...], GroupPass] = {}
 
     def phase(self, phase: Phase) -> None:
@@ -191,7 +192,7 @@ class _Run:
             groups = cast(Sequence[GroupPattern], patterns)
             step = self._passes.get(names)
             if step is None or not step.holds:
-                step = self._passes[names] = GroupPass(groups, editor, self._strict)
+                step = self._passes[names] = GroupPass(groups, editor, self._strict, self._keys)
             step.run(reports, patient)
             self._failed |= {pattern.name() for pattern in step.failed}
             postponed = step.postponed

@@ -10,6 +10,7 @@ the layout where somebody could tell the difference.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -64,6 +65,15 @@ class Editor:
             node = self.make(target, args, kwargs, transaction.nodes[0], transaction.before)
         transaction.made[node] = None
         return node
+
+    def items(self, parts: Node, places: Iterable[int]) -> list[Node]:
+        """New nodes that take the items at `places` of the several values that `parts` returns."""
+        transaction, take = self._transaction(), operator.getitem
+        origin, place = transaction.nodes[0], transaction.before
+        with self.graph.inserting_before(place):
+            items = [self.make(take, (parts, i), {}, origin, place) for i in places]
+        transaction.made.update(dict.fromkeys(items))
+        return items
 
     def replace(self, old: Node, new: Node) -> None:
         """Have all users of `old` read `new` instead, once the transaction commits."""

@@ -22,7 +22,7 @@ from optimus.editor import Editor, Refused
 from optimus.facts import Facts
 from optimus.gradients import differentiated
 from optimus.history import source_line
-from optimus.legality import Context, tensor_of
+from optimus.legality import Context, Legality, tensor_of
 from optimus.ops import arguments, op_of
 from optimus.pattern import GroupPattern, Miss, Rewrite
 from optimus.records import ALONE, APART, OWN, REFUSED, PatternReport
@@ -35,14 +35,40 @@ Candidate = tuple[GroupPattern, int]
 LONELY = Miss("no other node like it can run beside it")
 
 
+class Keys:
+    """The keys of one graph's nodes, as numbers: long ones are compared once, not wherever nodes
+    are."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Hashable, int] = {}
+        self._common: dict[tuple[Node, tuple[str, ...]], tuple[Any, Any, int | Miss]] = {}
+
+    def number(self, key: Hashable) -> int:
+        """The number that stands for `key`."""
+        return self._numbers.setdefault(key, len(self._numbers))
+
+    def common(self, node: Node, legality: Legality, optional: tuple[str, ...] = ()) -> int | Miss:
+        """The number of `common_key`, read anew when the node's call is another: no rewrite changes
+        the type of a value, or the context of a node."""
+        args, kwargs = node.args, node.kwargs
+        known = self._common.get((node, optional))
+        if known is None or known[0] is not args or known[1] is not kwargs:
+            key = common_key(node, legality.context(node), optional)
+            number = key if isinstance(key, Miss) else self.number(key)
+            known = self._common[node, optional] = (args, kwargs, number)
+        return known[2]
+
+
 class GroupPass:
     """Runs `patterns` once over the editor's graph; again only while that `holds`.
 
     A pattern that raises is left out from there on and stands in `failed`, or raises on if
-    `strict`.
+    `strict`. `keys` go from pass to pass.
     """
 
-    def __init__(self, patterns: Sequence[GroupPattern], editor: Editor, strict: bool) -> None:
+    def __init__(
+        self, patterns: Sequence[GroupPattern], editor: Editor, strict: bool, keys: Keys
+    ) -> None:
         self.failed: list[GroupPattern] = []
         self.postponed = False
         self._patterns = patterns
@@ -54,8 +80,7 @@ class GroupPass:
         self._found: dict[Node, list[Candidate]] | None = None
         self._first: tuple[dict[Node, Candidate], Schedule] | None = None
         self._differentiated = differentiated(editor.graph, editor.legality)
-        self._numbers: dict[Hashable, int] = {}
-        self._common: dict[tuple[Node, tuple[str, ...]], int | Miss] = {}
+        self._keys = keys
 
     @property
     def holds(self) -> bool:
@@ -76,11 +101,10 @@ class GroupPass:
         candidates = dict(self._found)
         while chosen := _choose(candidates):
             self._sweep(chosen)
-            for node, (pattern, _) in chosen.items():
+            for node, candidate in chosen.items():
                 left = candidates.pop(node)
                 if self._editor.is_alive(node):
-                    at = next(i for i, candidate in enumerate(left) if candidate[0] is pattern)
-                    candidates[node] = left[at + 1 :]
+                    candidates[node] = left[left.index(candidate) + 1 :]
 
     def _candidates(self) -> dict[Node, list[Candidate]]:
         found: dict[Node, list[Candidate]] = {}
@@ -103,22 +127,12 @@ class GroupPass:
                     self._record(pattern, LONELY, (node,), ALONE)
 
     def _key(self, pattern: GroupPattern, node: Node) -> int | Miss:
-        common = self._common_key(node, pattern.optional)
+        common = self._keys.common(node, self._editor.legality, pattern.optional)
         own = common if isinstance(common, Miss) else pattern.key(node)
         if isinstance(own, Miss):
             return own
-        return self._number((pattern.name(), node in self._differentiated, common, freeze(own)))
-
-    def _common_key(self, node: Node, optional: tuple[str, ...]) -> int | Miss:
-        """Read once for all patterns that start from the node; nothing changes before all have."""
-        if (node, optional) not in self._common:
-            key = common_key(node, self._editor.legality.context(node), optional)
-            self._common[node, optional] = key if isinstance(key, Miss) else self._number(key)
-        return self._common[node, optional]
-
-    def _number(self, key: Hashable) -> int:
-        """A number that stands for `key`: long keys are compared once, not wherever nodes are."""
-        return self._numbers.setdefault(key, len(self._numbers))
+        differentiated = node in self._differentiated
+        return self._keys.number((pattern.name(), differentiated, common, freeze(own)))
 
     def _sweep(self, chosen: dict[Node, Candidate]) -> None:
         graph, legality = self._editor.graph, self._editor.legality
@@ -210,9 +224,9 @@ def _choose(candidates: Mapping[Node, Sequence[Candidate]]) -> dict[Node, Candid
     company = _company(candidates)
     chosen: dict[Node, Candidate] = {}
     for node, found in candidates.items():
-        for pattern, key in found:
-            if company[key] >= pattern.smallest_group:
-                chosen[node] = (pattern, key)
+        for candidate in found:
+            if company[candidate[1]] >= candidate[0].smallest_group:
+                chosen[node] = candidate
                 break
     return chosen
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Node
@@ -59,31 +59,31 @@ class Merged:
             parts = edit.call("split", out, list(self.sizes), dim)
         else:
             parts = edit.call("unbind", out, dim)
-        return [edit.call("getitem", parts, i) for i in range(self.count)]
+        return edit.items(parts, range(self.count))
 
 
-@dataclass(frozen=True)
-class _Row:
+class _Row(NamedTuple):
     """One member, with the paths of its inputs."""
 
     node: Node
     inputs: tuple[Node, ...]
     paths: tuple[Path, ...]
+    starts: tuple[int, ...]
+    """Where its inputs lie."""
 
     @property
     def kind(self) -> Hashable:
         """Equal for members whose inputs may lie side by side."""
         return tuple(map(_kind, self.inputs, self.paths))
 
-    @property
-    def starts(self) -> tuple[int, ...]:
-        """Where its inputs lie."""
-        return tuple(start for path in self.paths for start in path.starts)
-
 
 def _rows(group: Sequence[Node], inputs: Inputs) -> list[_Row]:
-    columns = [(node, tuple(inputs(node))) for node in group]
-    return [_Row(node, found, tuple(map(path_of, found))) for node, found in columns]
+    rows: list[_Row] = []
+    for node in group:
+        found = tuple(inputs(node))
+        paths = tuple(map(path_of, found))
+        rows.append(_Row(node, found, paths, tuple([at for path in paths for at in path.starts])))
+    return rows
 
 
 def _kind(node: Node, path: Path) -> Hashable:

@@ -334,8 +334,7 @@ def open_run(edit: Editor, run: Run) -> Node:
 
 def unstack(edit: Editor, stacked: Node, count: int) -> list[Node]:
     """The `count` items of a tensor along its first dimension."""
-    parts = edit.call("unbind", stacked)
-    return [edit.call(operator.getitem, parts, i) for i in range(count)]
+    return edit.items(edit.call("unbind", stacked), range(count))
 
 
 def concat(edit: Editor, nodes: Sequence[Node], dim: int) -> Node:
@@ -350,8 +349,7 @@ def concat(edit: Editor, nodes: Sequence[Node], dim: int) -> Node:
 
 def split(edit: Editor, node: Node, sizes: Sequence[int], dim: int) -> list[Node]:
     """The parts of `node` of these sizes along `dim`."""
-    parts = edit.call("split", node, list(sizes), dim)
-    return [edit.call(operator.getitem, parts, i) for i in range(len(sizes))]
+    return edit.items(edit.call("split", node, list(sizes), dim), range(len(sizes)))
 
 
 def cut(
@@ -368,7 +366,8 @@ def cut(
     bounds = sorted({0, *(bound for part in parts for bound in part), extent or 0})
     parting = edit.call("split", node, [stop - start for start, stop in pairwise(bounds)], dim)
     places = {start: place for place, start in enumerate(bounds)}
-    return {part: edit.call(operator.getitem, parting, places[part[0]]) for part in parts}
+    items = edit.items(parting, [places[start] for start, _ in parts])
+    return dict(zip(parts, items, strict=True))
 
 
 def joined_by(node: Node) -> tuple[list[Node], int] | None:

@@ -70,9 +70,11 @@ class _Agenda:
             if also := dependencies.get(node):
                 before = list(dict.fromkeys((*before, *also)))
             self._waiting[node] = len(before)
+            deepest = 0
             for earlier in before:
                 self._followers[earlier].append(node)
-            depths[node] = 1 + max(map(depths.__getitem__, before), default=0)
+                deepest = max(deepest, depths[earlier])
+            depths[node] = 1 + deepest
         self._rank = _ranks(keys, depths)
         self._missing = Counter(keys.values())
         for node, count in self._waiting.items():

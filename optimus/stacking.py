@@ -57,12 +57,12 @@ class Path(NamedTuple):
     @property
     def views(self) -> Hashable:
         """The steps without the places of pieces."""
-        return tuple((step.name, step.key, step.dim) for step in self.steps)
+        return tuple([(step.name, step.key, step.dim) for step in self.steps])
 
     @property
     def starts(self) -> tuple[int, ...]:
         """The places of pieces."""
-        return tuple(step.start for step in self.steps if step.size)
+        return tuple([step.start for step in self.steps if step.size])
 
 
 @until_change

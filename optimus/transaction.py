@@ -44,15 +44,15 @@ class Transaction:
     replaced: dict[Node, Node] = field(default_factory=dict[Node, Node])
     num_replaced_by: dict[Node, int] = field(default_factory=dict[Node, int])
     respelled: dict[Node, Call] = field(default_factory=dict[Node, Call])
-    _views: list[Node] | None = None
+    _views: dict[Node, None] | None = None
     _taken_over: dict[Node, bool] = field(default_factory=dict[Node, bool])
 
     @property
-    def views(self) -> list[Node]:
+    def views(self) -> Collection[Node]:
         """Those of the replaced nodes that live in memory of an input; to be asked for when the
         rewrite is complete, as `takes_over` is."""
         if self._views is None:
-            self._views = [old for old in self.replaced if not is_fresh(old)]
+            self._views = dict.fromkeys(old for old in self.replaced if not is_fresh(old))
         return self._views
 
     def reads(self) -> set[Node]:
@@ -73,7 +73,7 @@ class Transaction:
 
     def _takes_over(self, old: Node) -> bool:
         new = self.replaced[old]
-        if new not in self.made or not is_fresh(old) or not is_fresh(new):
+        if new not in self.made or old in self.views or not is_fresh(new):
             return False
         if not same_strides(value_of(old), value_of(new)):
             return False

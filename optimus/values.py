@@ -34,19 +34,15 @@ def is_transformed(graph: Graph) -> bool:
 
     Values there are wrappers that mean nothing outside of it, neither their shape nor their memory.
     """
-    return any(_is_wrapped(value_of(node)) for node in graph.nodes)
-
-
-def _is_wrapped(value: Any) -> bool:
-    if isinstance(value, tuple | list):
-        return any(map(_is_wrapped, value))
-    return isinstance(value, torch.Tensor) and _is_functorch_wrapped(value)
-
-
-def _is_functorch_wrapped(tensor: torch.Tensor) -> bool:
     functorch = getattr(torch._C, "_functorch", None)  # a private name
     ask = getattr(functorch, "is_functorch_wrapped_tensor", None)
-    return ask is not None and bool(ask(tensor))
+    return ask is not None and any(_is_wrapped(value_of(node), ask) for node in graph.nodes)
+
+
+def _is_wrapped(value: Any, ask: Callable[[torch.Tensor], bool]) -> bool:
+    if isinstance(value, tuple | list):
+        return any(_is_wrapped(part, ask) for part in value)
+    return isinstance(value, torch.Tensor) and ask(value)
 
 
 def evaluate(

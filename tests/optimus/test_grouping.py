@@ -11,6 +11,8 @@ from torch.fx import Node
 
 from optimus.driver import Phase, rewrite
 from optimus.editor import Editor
+from optimus.grouping import Keys
+from optimus.legality import Legality
 from optimus.merging import input_of
 from optimus.pattern import Example, GroupPattern
 from optimus.pieces import unstack
@@ -58,3 +60,22 @@ def test_postponed_groups_are_not_looked_for_again() -> None:
     assert pattern.asked == ["a", "b", "copies 2", "tanh_2"]
     assert reports[-1].fired == 1 and reports[-1].anchors == 2
     assert "tanh_2 = tanh(stack)" in listing(module)
+
+
+def test_a_key_is_read_anew_when_the_call_is_another() -> None:
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        a = torch.clamp(x, 0.0)
+        b = torch.clamp(y, 0.0)
+        return a + b
+
+    graph = Captured(program, (torch.randn(3), torch.randn(3).double())).module.graph
+    keys, legality = Keys(), Legality(graph)
+    a, b = (node for node in graph.nodes if node.target is torch.clamp)
+    first = keys.common(a, legality)
+    assert keys.common(a, legality) == first != keys.common(b, legality)
+    x = a.args[0]
+    a.args = (x, 1.0)
+    other = keys.common(a, legality)
+    assert other not in (first, keys.common(b, legality))
+    a.args = (x, 0.0)
+    assert keys.common(a, legality) == first

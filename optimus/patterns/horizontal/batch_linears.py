@@ -62,8 +62,8 @@ class BatchLinears(GroupPattern):
         bias = [call["bias"] for call in calls]
         out = _batched(edit, x, weight, bias, tensor_of(calls[0]["input"]))
         parts = edit.call("unbind", out)
-        for i, node in enumerate(group):
-            edit.replace(node, edit.call("getitem", parts, i))
+        for node, part in zip(group, edit.items(parts, range(len(group))), strict=True):
+            edit.replace(node, part)
 
     @classmethod
     def examples(cls) -> Sequence[Example]:

@@ -63,8 +63,8 @@ class BatchMatmuls(GroupPattern):
             at = 0
             out = edit.call("matmul", left.at(edit, 0), right.at(edit, 0))
         parts = edit.call("unbind", out, at)
-        for i, node in enumerate(group):
-            edit.replace(node, edit.call("getitem", parts, i))
+        for node, part in zip(group, edit.items(parts, range(len(group))), strict=True):
+            edit.replace(node, part)
 
     @classmethod
     def examples(cls) -> Sequence[Example]:

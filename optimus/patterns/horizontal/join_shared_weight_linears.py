@@ -124,7 +124,7 @@ def _linear_of_stack(edit: Editor, group: Sequence[Node]) -> list[Node]:
     if len(sizes) > 1:
         out = edit.call("unflatten", out, 0, sizes)
     parts = edit.call("unbind", out, at)
-    return [edit.call("getitem", parts, i) for i in range(len(group))]
+    return edit.items(parts, range(len(group)))
 
 
 def _linear_of_rows(edit: Editor, group: Sequence[Node]) -> list[Node]:

@@ -10,7 +10,6 @@ Needs: two places at least, no more than half of those between the first and the
 
 from __future__ import annotations
 
-import operator
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -50,11 +49,11 @@ class MergeSelectsToUnbind(SweepPattern):
     def rewrite(self, match: Match, edit: Editor) -> None:
         piece: Piece = match["piece"]
         parts = edit.call("unbind", take(edit, piece), piece.dim)
-        items: dict[int, Node] = {}
+        taken = list(dict.fromkeys(match["places"].values()))
+        items = edit.items(parts, [place - piece.start for place in taken])
+        at = dict(zip(taken, items, strict=True))
         for node, place in match["places"].items():
-            if place not in items:
-                items[place] = edit.call(operator.getitem, parts, place - piece.start)
-            edit.replace(node, items[place])
+            edit.replace(node, at[place])
 
     @classmethod
     def examples(cls) -> Sequence[Example]:
