@@ -53,18 +53,32 @@ class Evaluator:
         known = self._known.get(key)
         if known is not None:
             return known.another(self._mode, tensors)
-        if spelling.op.kind == "view" and len(tensors) == 1:
-            try:
-                value = self._view(context, target, args, kwargs, tensors[0])
-            except Exception:  # whatever PyTorch raises where there is no such view
-                return evaluate(self._mode, context, target, args, kwargs)
-            result: _Seen | _Fresh | None = _seen(value, tensors[0])
-        else:
-            value = evaluate(self._mode, context, target, args, kwargs)
-            result = _fresh(value, tensors)
+        value, result = self._first(context, target, args, kwargs, tensors)
         if result is not None:
             self._known[key] = result
         return value
+
+    def _first(
+        self,
+        context: Context,
+        target: Callable[..., Any] | str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: Sequence[FakeTensor],
+    ) -> tuple[Any, _Fresh | _Seen | None]:
+        """The value of a call on `tensors` that none was like so far, and how to have it again."""
+        kind = SPELLINGS[target].op.kind
+        try:
+            if kind == "view" and len(tensors) == 1:
+                value = self._view(context, target, args, kwargs, tensors[0])
+                return value, _seen(value, tensors[0])
+            if kind == "join" and callable(target) and _is_one_type(tensors):
+                joined = _join(context, target, args, kwargs, tensors[0])
+                return joined.another(self._mode, tensors), joined
+        except Exception:  # whatever PyTorch raises where the call fails
+            return evaluate(self._mode, context, target, args, kwargs), None
+        value = evaluate(self._mode, context, target, args, kwargs)
+        return value, _fresh(value, tensors)
 
     def _view(
         self,
@@ -172,6 +186,29 @@ class _Seen:
             view.set_(source.untyped_storage(), start, self.shape, self.stride)
             view.requires_grad_(self.requires_grad)
         return FakeTensor(mode, view, source.device)
+
+
+def _is_one_type(tensors: Sequence[FakeTensor]) -> bool:
+    """Whether all are alike, and of the one type that autocast lets be joined as it is."""
+    return tensors[0].dtype is torch.float32 and len(set(map(_type_of, tensors))) == 1
+
+
+def _join(
+    context: Context,
+    target: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    part: FakeTensor,
+) -> _Fresh:
+    """What a call returns that joins many tensors like `part`. PyTorch's fake mode takes them one
+    by one, and long for each; here one without data stands for all."""
+    with no_dispatch(), context.active():
+        twin = torch.empty_strided(part.shape, part.stride(), dtype=part.dtype, device="meta")
+        twin.requires_grad_(part.requires_grad)
+        real_args, real_kwargs = torch.fx.map_arg((args, kwargs), lambda node: twin)
+        value = target(*real_args, **real_kwargs)
+    sizes = value.shape, value.stride()
+    return _Fresh(*sizes, value.dtype, part.device, value.requires_grad)
 
 
 def _seen(value: Any, source: FakeTensor) -> _Seen | None:

@@ -38,6 +38,7 @@ def inputs() -> dict[str, Node]:
             "t": torch.empty(6, 4).t(),
             "i": torch.zeros(4, 6, dtype=torch.int64),
             "empty": torch.empty(0, 6),
+            "image": torch.empty(2, 3, 4, 5).to(memory_format=torch.channels_last),
         }
         values["h"] = F.linear(values["x"], values["w"])
     for name, value in values.items():
@@ -59,6 +60,22 @@ CALLS: list[Call] = [
     (torch.mul, ("i", 2.0), {}),
     (torch.relu, ("t",), {}),
     (torch.stack, (["x", "y"],), {}),
+    (torch.stack, (["x", "y", "x"], 1), {}),
+    (torch.stack, (["t", "t"], -1), {}),
+    (torch.stack, (["h", "h"], 2), {}),
+    (torch.stack, (["x", "t"], 4), {}),  # fails
+    (torch.stack, (["x", "y"], 4), {}),  # fails
+    (torch.cat, (["w", "w"],), {}),
+    (torch.cat, (["t", "t"], 1), {}),
+    (torch.cat, (["b", "b"],), {}),
+    (torch.cat, (["z", "z"], 1), {}),
+    (torch.cat, (["empty", "empty"],), {}),
+    (torch.cat, (["image", "image"], 1), {}),
+    (torch.stack, (["image", "image"], 1), {}),
+    (torch.hstack, (["x", "y"],), {}),
+    (torch.vstack, (["b", "b"],), {}),
+    (torch.dstack, (["x", "y"],), {}),
+    (torch.column_stack, (["b", "b"],), {}),
     (torch.cat, (["x", "t", "i"], 1), {}),
     (F.layer_norm, ("x", (6,)), {}),
     (F.dropout, ("x", 0.5, False), {}),
