@@ -93,9 +93,11 @@ def _rewrite(
     if any(map(turns_in_place, graph.nodes)):
         return []
     contract = OutputContract(graph)
-    first = functionalize(graph, mode)
-    changed()  # in other ways than through an editor
     legality = Legality(graph)
+    first = functionalize(graph, mode, legality)
+    if first.fired:
+        changed()  # in other ways than through an editor
+        legality = Legality(graph)
     legality.pin(contract.pinned(graph))
     editor = Editor(graph, legality, mode, strict)
     editor.history = history

@@ -39,10 +39,12 @@ class _Memory:
     latest: Node | None = None
 
 
-def functionalize(graph: Graph, mode: FakeTensorMode) -> PatternReport:
-    """Rewrite `graph` in place; the record counts in-place calls and those that were replaced."""
+def functionalize(graph: Graph, mode: FakeTensorMode, legality: Legality) -> PatternReport:
+    """Rewrite `graph` in place; the record counts in-place calls and those that were replaced.
+
+    Where any was, `legality` no longer holds.
+    """
     report = PatternReport(NAME, "normalize", nodes_before=len(graph.nodes))
-    legality = Legality(graph)
     if not legality.is_functional:
         walk = _Walk(graph, legality, mode)
         for memory in _written_memory(graph, legality):

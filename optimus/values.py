@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from optimus.legality import Context, memory_of_one, value_of
+from optimus.legality import Context, memory_of, memory_of_one, value_of
 from optimus.ops import op_of
 
 
@@ -159,7 +159,7 @@ def hint_of(sizes: Iterable[int | torch.SymInt]) -> int | None:
 def is_fresh(node: Node) -> bool:
     """Whether the node's value lives in memory of its own rather than in that of an input."""
     own = memory_of_one(node)
-    return all(own.isdisjoint(memory_of_one(source)) for source in node.all_input_nodes)
+    return own.isdisjoint(memory_of(node.all_input_nodes))
 
 
 def is_view(node: Node) -> bool:

@@ -14,6 +14,7 @@ from torch import Tensor
 from optimus.backend import copy_graph_module
 from optimus.effects import effects_of
 from optimus.functionalize import functionalize
+from optimus.legality import Legality
 from optimus.values import fake_mode_of
 from tests.optimus.capture import Captured, rewritten
 
@@ -270,7 +271,7 @@ def test_many_writes_to_one_memory_take_linear_time() -> None:
         mode = fake_mode_of(module.graph)
         assert mode is not None
         start = time.process_time()
-        functionalize(module.graph, mode)
+        functionalize(module.graph, mode, Legality(module.graph))
         return time.process_time() - start
 
     seconds(10)
