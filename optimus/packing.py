@@ -9,7 +9,6 @@ to the parts as views, without a copy. Buffers that the graph updates are stored
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,7 +41,6 @@ class Packing:
     adopt: Callable[[Pack], str | None] | None = None
     declined: dict[str, int] = field(default_factory=dict[str, int])
     alignment: int | None = None
-    _in_one_place: frozenset[int] = field(default=frozenset(), init=False)
 
     def pack_graph(
         self, module: GraphModule, inputs: Sequence[Any]
@@ -56,7 +54,6 @@ class Packing:
         placeholders = [node for node in graph.nodes if node.op == "placeholder"]
         given = dict(zip(placeholders, inputs, strict=True))
         self._drop_moved()
-        self._in_one_place = _several_in_one_place(inputs)
         legality = Legality(graph)
         learners = differentiated(graph, legality)
         unpacked = module, list(inputs), _as_it_is
@@ -145,8 +142,6 @@ class Packing:
                 self._decline("parameters are in packs already, grouped otherwise")
             return
         reason = objection(members)
-        if reason is None and any(storages_of(m) & self._in_one_place for m in members):
-            reason = "a parameter shares its memory with another one"
         if reason is not None:
             self._decline(reason)
             return
@@ -168,12 +163,6 @@ class Packing:
 
 def _as_it_is(compiled: Compiled) -> Compiled:
     return compiled
-
-
-def _several_in_one_place(inputs: Sequence[Any]) -> frozenset[int]:
-    """Storages that more than one of `inputs` lives in."""
-    homes = Counter(s for x in inputs if isinstance(x, torch.Tensor) for s in storages_of(x))
-    return frozenset(storage for storage, count in homes.items() if count > 1)
 
 
 def _joins(graph: Graph, legality: Legality, given: dict[Node, Any]) -> list[Join]:

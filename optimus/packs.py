@@ -199,14 +199,15 @@ def objection(members: Sequence[torch.Tensor]) -> str | None:
     if len(ids(members)) < len(members):
         return "a parameter stands twice in the stack"
     for m in members:
-        if type(m) is not type(first) or type(m) not in (nn.Parameter, torch.Tensor):
-            return "a parameter of a special class"
-        if not m.is_leaf:
+        is_usual = type(m) is type(first) and type(m) in (nn.Parameter, torch.Tensor)
+        if not (is_usual and m.is_leaf):
             return "a parameter of a special class"
         if (m.dtype, m.device, m.requires_grad) != (first.dtype, first.device, first.requires_grad):
             return "parameters differ in type, device or requires_grad"
         if not m.is_contiguous() or m.untyped_storage().nbytes() != m.numel() * m.element_size():
             return "a parameter is a view or not contiguous"
+        if _num_holders(m) > 1:
+            return "somebody else holds the memory of a parameter, too"
     return None
 
 

@@ -124,6 +124,13 @@ def two_weights_are_one_memory_from_the_start(run: Run) -> None:
     run.step()
 
 
+def somebody_holds_all_memory(run: Run) -> None:
+    state = run.model.state_dict()
+    run.step()
+    run.step()
+    run.noted.append(list(state.values()))
+
+
 def a_graph_is_gone_back_through_later(run: Run) -> None:
     run.step()
     run.optimizer.zero_grad()
@@ -206,6 +213,7 @@ SCRIPTS: list[Callable[[Run], None]] = [
     a_weight_moves_to_memory_of_somebody_else,
     two_weights_are_one_memory,
     two_weights_are_one_memory_from_the_start,
+    somebody_holds_all_memory,
     a_graph_is_gone_back_through_later,
     a_weight_is_frozen_and_thawed,
     all_weights_are_frozen_and_thawed,
@@ -240,5 +248,5 @@ def test_what_is_put_aside_in_evaluation_stays_a_pack() -> None:
 
 
 def test_pytorch_counts_who_holds_memory() -> None:
-    """A private name: without it a pack takes members back from memory that others hold."""
+    """A private name: without it packs take members from memory that others hold."""
     assert hasattr(torch._C, "_storage_Use_Count")
