@@ -58,6 +58,9 @@ class CallRecording:
         self.take_kept = picker(self.kept_at)
         self.differentiable = [i for i, o in enumerate(outputs) if requires_grad(o)]
         self.without_gradient = [i for i, o in enumerate(outputs) if _is_constant(o)]
+        self._results_by_type = _by_type(
+            {i: o for i, o in enumerate(outputs) if isinstance(o, torch.Tensor)}
+        )
         self._device_type = device.type
         self._incoming = [
             torch.zeros_like(cast(torch.Tensor, outputs[i]), device=device, requires_grad=False)
@@ -127,10 +130,10 @@ class CallRecording:
     def outputs(self, results: Results) -> Results:
         """Copies of forward's results, those of one type made together."""
         outputs = list(results)
-        tensors = {i: r for i, r in enumerate(results) if isinstance(r, torch.Tensor)}
-        for at in _by_type(tensors):
-            copies = [torch.empty_like(tensors[i]) for i in at]
-            torch._foreach_copy_(copies, [tensors[i] for i in at])
+        for at in self._results_by_type:
+            own = cast("list[torch.Tensor]", [results[i] for i in at])
+            copies = [torch.empty_like(result) for result in own]
+            torch._foreach_copy_(copies, own)
             for i, copy in zip(at, copies, strict=True):
                 outputs[i] = copy
         return outputs

@@ -101,8 +101,10 @@ class GraphedCall:
     def _key(self, args: Sequence[Any]) -> tuple[Any, ...]:
         """What must be the same in each replay. Dynamo has guarded types and modes before."""
         device = self._session.capture.device.type
-        places = tuple(map(torch.Tensor.data_ptr, self._own(args)))
-        return places, tuple([_key_of(value, device) for value in self._given(args)])
+        own = self._own(args)
+        # By their types leaves of packs differ from what hands its gradient on to parameters.
+        own_key = tuple(map(torch.Tensor.data_ptr, own)), tuple(map(type, own))
+        return own_key, tuple([_key_of(value, device) for value in self._given(args)])
 
     def _run_outside(self, args: Sequence[Any], key: tuple[Any, ...]) -> Any:
         """As without CUDA graphs, watching what would stand against them."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from operator import attrgetter, is_
+from itertools import repeat
+from operator import attrgetter, is_, is_not
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -25,7 +26,8 @@ MANY_MODULES = 64
 
 class Slot:
     """One pack among a graph's inputs. `at`: where its members stand among the arguments of a call,
-    None for those that the graph does not take; `learning`: which get a gradient from it.
+    None for those that the graph does not take; `learning`: which get a gradient from it, `all` of
+    them, `any` or none.
 
     One graph may serve several modules, and a module's tensors may be others later: what a call is
     given counts.
@@ -37,24 +39,12 @@ class Slot:
         self._packing = packing
         self.pack = pack
         self._learning = list(learning)
+        self.all_learn, self.any_learn = all(learning), any(learning)
         self.positions = [i for i in at if i is not None]
         self._taken_from = picker(self.positions)
         self._taken = [n for n, i in enumerate(at) if i is not None]
         self.expected = [pack.members[n] for n in self._taken]
         self._others: dict[tuple[int, ...], Pack] = {}
-
-    @property
-    def all_learn(self) -> bool:
-        """Whether all members of the pack get a gradient from the graph."""
-        return all(self._learning)
-
-    @property
-    def usual(self) -> torch.Tensor | None:
-        """What to call the graph with, as long as the members are given and in their places; None
-        where each is to be handed its gradient."""
-        if not any(self._learning):
-            return self.pack.whole
-        return self.pack.leaf if self.all_learn else None
 
     def whole(self, args: Sequence[Any], afterwards: list[Callable[[], None]]) -> torch.Tensor:
         """What to call the graph with, and what to do afterwards."""
@@ -63,7 +53,7 @@ class Slot:
         pack = self.pack if is_usual else self._pack_of(members)
         if pack is not None:
             at_home = self._packing.is_at_home(pack)
-            if any(self._learning) and not (at_home and self._teaches_all_of(pack)):
+            if self.any_learn and not (at_home and self._teaches_all_of(pack)):
                 pack.release()  # an optimizer's update of the whole would be of all its members
             if at_home:
                 return pack.as_input(self._learning)
@@ -116,6 +106,8 @@ class Calls:
     def __init__(self, slots: Sequence[Slot], kept: Sequence[int]) -> None:
         self._slots = list(slots)
         self._kept = picker(kept)
+        self._packs = [(slot.pack, slot.all_learn) for slot in slots]
+        self._by_member = any(slot.any_learn and not slot.all_learn for slot in slots)
         self._members = [m for slot in slots for m in slot.pack.members]
         # Not every release of Dynamo looks again whether parameters have been frozen.
         self._learners = [m for slot in slots if slot.all_learn for m in slot.pack.members]
@@ -134,11 +126,13 @@ class Calls:
 
         Asked in each step, so without a line of Python for each member.
         """
-        if not all(map(is_, self._memory, [slot.pack.whole for slot in self._slots])):
+        if self._by_member:
+            return None
+        if not all(map(is_, self._memory, [pack.whole for pack, _ in self._packs])):
             self._note_addresses()
-        wholes = [slot.usual for slot in self._slots]
+        wholes = [pack.leaf if learns else pack.whole for pack, learns in self._packs]
         if (
-            all(whole is not None for whole in wholes)
+            all(map(is_not, wholes, repeat(None)))
             and all(map(is_, self._taken(args), self._expected))
             and list(map(torch.Tensor.data_ptr, self._members)) == self._addresses
             and all(map(_LEARNS, self._learners))

@@ -73,9 +73,9 @@ class Loop:
         self.optimizer = torch.optim.AdamW(parameters, **adamw)
         capture: Capture = Rerun() if device == "cpu" else CudaCapture(self.device)
         self.graphs = StepGraphs(capture) if graphed else None
-        packing = Packing(adopt=PackedOptimizer([self.optimizer]).adopt)
+        self.packing = Packing(adopt=PackedOptimizer([self.optimizer]).adopt)
         backend = OptimusBackend(
-            "batch_linears", inner=inner, verify=False, packing=packing, graphs=self.graphs
+            "batch_linears", inner=inner, verify=False, packing=self.packing, graphs=self.graphs
         )
         self.forward = torch.compile(self.module, backend=backend)  # type: ignore[call-overload]
         if self.graphs is not None:

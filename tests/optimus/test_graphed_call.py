@@ -412,6 +412,18 @@ def test_packs_take_no_gradient_where_others_are_asked_for_or_once_frozen() -> N
     assert loop.replays == [2 + 3 + 6]
 
 
+def test_parameters_that_leave_a_pack_get_their_gradients() -> None:
+    """Their memory stays what it was, and so does the graph's."""
+
+    def train(loop: Loop) -> Losses:
+        losses = [loop.step(i) for i in range(5)]
+        for pack in loop.packing.packs:
+            pack.release()
+        return losses + [loop.step(i) for i in range(5, 12)]
+
+    assert both(train).replays == [2 + 4]
+
+
 def test_a_pytorch_that_does_not_tell_what_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Autograd then knows of every leaf, and hands out all gradients."""
     monkeypatch.setattr("optimus.graphed_call._will_run", None)
