@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 
 import torch
@@ -129,13 +129,16 @@ def _towers(count: int, *sizes: int) -> Case:
 def _interaction(features: int, size: int) -> Case:
     vectors = features + 1
     pairs = vectors * features // 2
-    rows_of, columns_of = torch.triu_indices(vectors, vectors, 1)
+
+    @cache
+    def index(device: torch.device) -> Tensor:
+        return torch.triu_indices(vectors, vectors, 1, device=device)
 
     def eager(dense: Tensor, embedded: Tensor) -> Tensor:
         both = torch.cat((dense.unsqueeze(1), embedded), 1)
         products = torch.bmm(both, both.transpose(1, 2))
-        index = (rows_of.to(dense.device), columns_of.to(dense.device))
-        return torch.cat((dense, products[:, index[0], index[1]]), 1)
+        rows_of, columns_of = index(dense.device)
+        return torch.cat((dense, products[:, rows_of, columns_of]), 1)
 
     return Case(
         f"dot_interaction {features}x{size}",

@@ -120,8 +120,10 @@ class Step:
         return lambda: (graph.replay(), kept)
 
 
-def measure(case: Case, rows: int, ceilings: Ceilings, device: torch.device) -> list[Row]:
-    """All providers on one case at one number of rows, forward and training."""
+def measure(
+    case: Case, rows: int, ceilings: Ceilings, device: torch.device, names: Sequence[str]
+) -> list[Row]:
+    """Those of the providers called `names` that the case has, forward and training."""
     done: list[Row] = []
     for training in (False, True):
         inputs = case.inputs(rows, torch.bfloat16, device)
@@ -129,7 +131,7 @@ def measure(case: Case, rows: int, ceilings: Ceilings, device: torch.device) -> 
         exact = [t.detach() for t in Step(case.forms["eager"], wide, training)()]
         eager_error = _error(Step(case.forms["eager"], inputs, training)(), exact)
         timed: list[tuple[Row, Callable[[], object]]] = []
-        for name, form in _providers(case, device).items():
+        for name, form in _providers(case, device, names).items():
             for cuda_graph in (False, True) if device.type == "cuda" else (False,):
                 if cuda_graph and name == "reduce_overhead":
                     continue  # it is one already
@@ -163,14 +165,14 @@ def measure(case: Case, rows: int, ceilings: Ceilings, device: torch.device) -> 
     return done
 
 
-def _providers(case: Case, device: torch.device) -> dict[str, Form]:
+def _providers(case: Case, device: torch.device, names: Sequence[str]) -> dict[str, Form]:
     forms = dict(case.forms)
     modes = COMPILED if device.type == "cuda" else {}
     for name, options in modes.items():
         forms[name] = torch.compile(case.forms["eager"], dynamic=False, **options)
     if "ours" in forms:
         forms["ours"] = torch.compile(case.forms["ours"], dynamic=False) if modes else forms["ours"]
-    return forms
+    return {name: form for name, form in forms.items() if name in names}
 
 
 def _error(values: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
@@ -273,6 +275,8 @@ def main(arguments: Sequence[str] | None = None) -> list[Row]:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--case", nargs="+", default=list(CASES), choices=list(CASES))
     parser.add_argument("--rows", nargs="+", type=int, help="instead of each case's own")
+    names = list(COMPILED | {name: None for case in CASES.values() for name in case.forms})
+    parser.add_argument("--provider", nargs="+", default=names, choices=names)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/kernels.csv"))
     parser.add_argument("--plots", type=Path, help="folder for a figure a case")
     options = parser.parse_args(arguments)
@@ -283,7 +287,7 @@ def main(arguments: Sequence[str] | None = None) -> list[Row]:
     for name in options.case:
         for count in options.rows or (CASES[name].rows if device.type == "cuda" else (16,)):
             print(f"-- {name}, {count} rows", flush=True)
-            rows = measure(CASES[name], count, ceilings, device)
+            rows = measure(CASES[name], count, ceilings, device, options.provider)
             append(rows, options.out)  # as it goes: a run that is cut short keeps what it has
             everything += rows
     print(table(everything))

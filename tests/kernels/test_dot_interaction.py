@@ -43,11 +43,17 @@ def test_is_as_accurate_as_plain_pytorch(
 
 
 @pytest.mark.parametrize("device", checks.DEVICES)
-def test_takes_several_samples_a_program(device: str) -> None:
-    inputs = _inputs(5, 3, 8, torch.float32, device)
-    several = tile(ROWS=4)
-    with pinned("dot_interaction_fwd", several), pinned("dot_interaction_bwd", several):
+def test_takes_a_vector_in_several_tiles(device: str) -> None:
+    inputs = _inputs(5, 3, 40, torch.float32, device)
+    narrow = tile(WIDTH=16)
+    with pinned("dot_interaction_fwd", narrow), pinned("dot_interaction_bwd", narrow):
         checks.against(_op(True), _plain(True), inputs)
+
+
+@pytest.mark.parametrize("device", checks.DEVICES)
+def test_types_of_both_inputs_may_differ(device: str) -> None:
+    dense, embedded = _inputs(5, 3, 8, torch.bfloat16, device)
+    checks.against(_op(True), _plain(True), [dense.float(), embedded])
 
 
 @pytest.mark.parametrize("device", checks.DEVICES)
