@@ -53,9 +53,12 @@ def on_device(tensor: Tensor) -> AbstractContextManager[Any]:
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
-    """Launch a Triton kernel; within `compiling_only` it is compiled and not launched."""
+    """Launch a Triton kernel; within `compiling_only` it is compiled and not launched, within
+    `tracing` the launch becomes a node of the graph that is traced."""
     if _here.compiling_only:
         kernel.warmup(*args, grid=grid, **options)
+    elif _here.tracing:
+        torch.library.wrap_triton(kernel)[grid](*args, **options)
     else:
         kernel[grid](*args, **options)
 
@@ -70,8 +73,29 @@ def compiling_only() -> Iterator[None]:
         _here.compiling_only = False
 
 
+@contextmanager
+def tracing() -> Iterator[None]:
+    """What is launched by this thread is traced."""
+    _here.tracing = True
+    try:
+        yield
+    finally:
+        _here.tracing = False
+
+
+def hint(size: int | torch.SymInt) -> int:
+    """A size, or what a dynamic one is at the moment. Raises ValueError where that is unknown."""
+    if isinstance(size, int):
+        return size
+    known = getattr(size.node, "hint", None)
+    if known is None:
+        raise ValueError(f"size {size} is not known before the program runs")
+    return int(known)
+
+
 class _Here(threading.local):
     compiling_only = False
+    tracing = False
 
 
 _here = _Here()

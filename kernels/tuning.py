@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from kernels.launch import compiling_only, is_interpreted
+from kernels.launch import compiling_only, hint, is_interpreted
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def choose(
     if is_interpreted() or len(tiles) == 1:
         return tiles[0]
     device = torch.cuda.current_device() if torch.cuda.is_available() else -1
-    key = _key(op, tuple(sizes), dtype, tuple(tiles), device)
+    key = _key(op, tuple(map(hint, sizes)), dtype, tuple(tiles), device)
     chosen, valid = _chosen(), range(len(tiles))
     if chosen.get(key) not in valid:
         if torch.cuda.is_current_stream_capturing():

@@ -48,7 +48,7 @@ def batched_norm(
     return _forward(x, weight, bias, eps, kind == "layer", activation)
 
 
-@operator("batched_norm")
+@operator("batched_norm", traced=True)
 def _forward(
     x: Tensor,
     weight: Tensor | None,
@@ -77,7 +77,7 @@ def _(
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
-@operator("batched_norm_backward", differentiable=False)
+@operator("batched_norm_backward", differentiable=False, traced=True)
 def _backward(
     grad: Tensor,
     x: Tensor,

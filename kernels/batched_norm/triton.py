@@ -57,8 +57,8 @@ def forward(
             out,
             *x.shape,
             *x.stride(),
-            eps,
             steps,
+            EPS=eps,
             **blocks,
             **_flags(weight, bias, centered, activation, x.dtype),
             num_warps=choice.num_warps,
@@ -101,8 +101,8 @@ def backward(
             *x.shape,
             *grad.stride(),
             *x.stride(),
-            eps,
             steps,
+            EPS=eps,
             **blocks,
             **_flags(weight, bias, centered, activation, x.dtype),
             num_warps=choice.num_warps,
@@ -160,11 +160,11 @@ def load_affine(
 
 
 @triton.jit
-def normalize(x, is_column, width, eps, CENTERED: tl.constexpr):
+def normalize(x, is_column, width, EPS: tl.constexpr, CENTERED: tl.constexpr):
     """norm(x) along the last dimension, zero outside the slices, and one over the deviation."""
     if CENTERED:
         x = tl.where(is_column, x - tl.sum(x, 2, keep_dims=True) / width, 0.0)
-    scale = tl.rsqrt(tl.sum(x * x, 2, keep_dims=True) / width + eps)
+    scale = tl.rsqrt(tl.sum(x * x, 2, keep_dims=True) / width + EPS)
     return x * scale, scale
 
 
@@ -180,8 +180,8 @@ def batched_norm_fwd_kernel(
     stride_b,
     stride_n,
     stride_d,
-    eps,
     steps,
+    EPS: tl.constexpr,
     BLOCK_B: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -203,7 +203,7 @@ def batched_norm_fwd_kernel(
         x = tl.load(
             x_ptr + b * stride_b + n * stride_n + d.to(tl.int64) * stride_d, mask=inside, other=0.0
         )
-        normal, _ = normalize(wide(x), is_column, width, eps, CENTERED)
+        normal, _ = normalize(wide(x), is_column, width, EPS, CENTERED)
         out = activate(normal * weight + bias, ACTIVATION)
         places = (b * num_slices + n) * width + d
         tl.store(out_ptr + places, narrow(out, out_ptr.dtype.element_ty), mask=inside)
@@ -227,8 +227,8 @@ def batched_norm_bwd_kernel(
     stride_b,
     stride_n,
     stride_d,
-    eps,
     steps,
+    EPS: tl.constexpr,
     BLOCK_B: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -253,7 +253,7 @@ def batched_norm_bwd_kernel(
         x = tl.load(x_ptr + b * stride_b + n * stride_n + wide_d * stride_d, mask=inside, other=0.0)
         grad_places = b * stride_grad_b + n * stride_grad_n + wide_d * stride_grad_d
         grad = wide(tl.load(grad_ptr + grad_places, mask=inside, other=0.0))
-        normal, scale = normalize(wide(x), is_column, width, eps, CENTERED)
+        normal, scale = normalize(wide(x), is_column, width, EPS, CENTERED)
         normal = tl.where(inside, normal, 0.0)  # a row that is not there, with eps 0, has none
         grad_z = tl.where(inside, grad * slope(normal * weight + bias, ACTIVATION), 0.0)
         grad_normal = grad_z * weight

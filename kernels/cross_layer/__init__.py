@@ -49,7 +49,7 @@ def low_rank_cross_layer(
     return _forward(x0, y, up, bias, x)
 
 
-@operator("cross_layer")
+@operator("cross_layer", traced=True)
 def _forward(x0: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
     if not can_multiply(y, weight) or not _launches(x0, bias, x):
         return reference.cross_layer(x0, y, weight, bias, x)
@@ -66,7 +66,7 @@ def _(x0: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, x: Tensor) -> 
     return torch.empty(x0.shape, dtype=_result_type(x0, weight, bias, x), device=x0.device)
 
 
-@operator("cross_layer_backward", differentiable=False)
+@operator("cross_layer_backward", differentiable=False, traced=True)
 def _backward(
     grad: Tensor, x0: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -66,7 +66,7 @@ def backward(
     def run(choice: Tile) -> None:
         nonlocal partial
         if bias is not None:
-            tiles_m = triton.cdiv(len(grad), choice.sizes["BLOCK_M"])
+            tiles_m = triton.cdiv(grad.shape[0], choice.sizes["BLOCK_M"])
             partial = torch.empty(tiles_m, grad.shape[1], dtype=wide_type, device=grad.device)
         launch(
             cross_layer_bwd_kernel,

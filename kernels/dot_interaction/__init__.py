@@ -40,7 +40,7 @@ def dot_interaction(dense: Tensor, embedded: Tensor, upper: bool = False) -> Ten
     return _forward(dense, embedded, upper)
 
 
-@operator("dot_interaction")
+@operator("dot_interaction", traced=True)
 def _forward(dense: Tensor, embedded: Tensor, upper: bool) -> Tensor:
     if _launches(dense, embedded):
         from kernels.dot_interaction import triton
@@ -57,7 +57,7 @@ def _(dense: Tensor, embedded: Tensor, upper: bool) -> Tensor:
     return dense.new_empty(batch, size + num_pairs, dtype=dtype)
 
 
-@operator("dot_interaction_backward", differentiable=False)
+@operator("dot_interaction_backward", differentiable=False, traced=True)
 def _backward(grad: Tensor, dense: Tensor, embedded: Tensor, upper: bool) -> tuple[Tensor, Tensor]:
     if _launches(grad, dense, embedded):
         from kernels.dot_interaction import triton

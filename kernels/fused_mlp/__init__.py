@@ -65,7 +65,7 @@ def _check(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> No
             raise ValueError(f"bias {i} {tuple(biases[i].shape)} does not fit {size} outputs")
 
 
-@operator("fused_mlp")
+@operator("fused_mlp", traced=True)
 def _forward(
     x: Tensor, weights: list[Tensor], biases: list[Tensor], activation: str, last: bool
 ) -> Tensor:
@@ -84,7 +84,7 @@ def _(
     return x.new_empty(*x.shape[:2], weights[-1].shape[1])
 
 
-@operator("fused_mlp_backward", differentiable=False)
+@operator("fused_mlp_backward", differentiable=False, traced=True)
 def _backward(
     grad: Tensor,
     x: Tensor,

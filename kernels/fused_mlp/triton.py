@@ -15,7 +15,6 @@ The backward kernel is in triton_backward.py.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -58,8 +57,8 @@ def forward(
             fused_mlp_fwd_kernel,
             grid_of(x, choice),
             x,
-            four(weights, x),
-            four(biases, x),
+            *four(weights, x),
+            *four(biases, x),
             out,
             batch,
             *x.stride(),
@@ -73,7 +72,7 @@ def forward(
 
 def grid_of(x: Tensor, choice: Tile) -> tuple[int, int]:
     """Blocks of rows, and towers."""
-    return (math.ceil(x.shape[1] / choice.sizes["BLOCK_M"]), x.shape[0])
+    return (triton.cdiv(x.shape[1], choice.sizes["BLOCK_M"]), x.shape[0])
 
 
 def four(tensors: Sequence[Tensor], filler: Tensor) -> tuple[Tensor, ...]:
@@ -227,8 +226,14 @@ def two_layers(
 @triton.jit
 def fused_mlp_fwd_kernel(
     x_ptr,
-    weights,
-    biases,
+    weight_1,
+    weight_2,
+    weight_3,
+    weight_4,
+    bias_1,
+    bias_2,
+    bias_3,
+    bias_4,
     out_ptr,
     num_rows,
     stride_x_t,
@@ -258,8 +263,8 @@ def fused_mlp_fwd_kernel(
     rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     x_tower, ins = x_ptr + tower * stride_x_t, tl.arange(0, P0)
     x = operand(load_rows(x_tower, rows, ins, num_rows, stride_x_m, stride_x_k, S0))
-    w1, b1 = weights[0] + tower * S1 * S0, biases[0] + tower * S1
-    w2, b2 = weights[1] + tower * S2 * S1, biases[1] + tower * S2
+    w1, b1 = weight_1 + tower * S1 * S0, bias_1 + tower * S1
+    w2, b2 = weight_2 + tower * S2 * S1, bias_2 + tower * S2
     z = two_layers(
         x,
         w1,
@@ -287,14 +292,14 @@ def fused_mlp_fwd_kernel(
         store_rows(out, activate(z, LAST), rows, tl.arange(0, P2), num_rows, S2)
     else:
         h2 = operand(narrow(activate(z, ACTIVATION), dtype))
-        w3, b3 = weights[2] + tower * S3 * S2, biases[2] + tower * S3
+        w3, b3 = weight_3 + tower * S3 * S2, bias_3 + tower * S3
         z3 = layer(h2, w3, b3, S2, S3, P2, P3, HAS_BIAS, PRECISION, SUM)
         if LAYERS == 3:
             out = out_ptr + tower * num_rows * S3
             store_rows(out, activate(z3, LAST), rows, tl.arange(0, P3), num_rows, S3)
         else:
             h3 = operand(narrow(activate(z3, ACTIVATION), dtype))
-            w4, b4 = weights[3] + tower * S4 * S3, biases[3] + tower * S4
+            w4, b4 = weight_4 + tower * S4 * S3, bias_4 + tower * S4
             z4 = layer(h3, w4, b4, S3, S4, P3, P4, HAS_BIAS, PRECISION, SUM)
             out = out_ptr + tower * num_rows * S4
             store_rows(out, activate(z4, LAST), rows, tl.arange(0, P4), num_rows, S4)

@@ -66,11 +66,11 @@ def backward(
             grid_of(x, choice),
             grad,
             x,
-            four(weights, x),
-            four(biases, x),
-            four(hidden, x),
-            four(grads, x),
-            four(partial, x),
+            *four(weights, x),
+            *four(biases, x),
+            *four(hidden, x),
+            *four(grads, x),
+            *four(partial, x),
             grad_x,
             batch,
             *grad.stride(),
@@ -171,11 +171,26 @@ def first_layer_back(
 def fused_mlp_bwd_kernel(
     grad_ptr,
     x_ptr,
-    weights,
-    biases,
-    hidden,
-    grads,
-    partial,
+    weight_1,
+    weight_2,
+    weight_3,
+    weight_4,
+    bias_1,
+    bias_2,
+    bias_3,
+    bias_4,
+    hidden_1,
+    hidden_2,
+    hidden_3,
+    hidden_4,
+    grad_of_1,
+    grad_of_2,
+    grad_of_3,
+    grad_of_4,
+    partial_1,
+    partial_2,
+    partial_3,
+    partial_4,
     grad_x_ptr,
     num_rows,
     stride_grad_t,
@@ -210,15 +225,15 @@ def fused_mlp_bwd_kernel(
     ins, outs = tl.arange(0, P0), tl.arange(0, P2)
     x_tower, grad_tower = x_ptr + tower * stride_x_t, grad_ptr + tower * stride_grad_t
     x = operand(load_rows(x_tower, rows, ins, num_rows, stride_x_m, stride_x_k, S0))
-    w1, b1 = weights[0] + tower * S1 * S0, biases[0] + tower * S1
-    w2, b2 = weights[1] + tower * S2 * S1, biases[1] + tower * S2
+    w1, b1 = weight_1 + tower * S1 * S0, bias_1 + tower * S1
+    w2, b2 = weight_2 + tower * S2 * S1, bias_2 + tower * S2
     z2 = two_layers(
         x,
         w1,
         b1,
         w2,
         b2,
-        hidden[0] + tower * num_rows * S1,
+        hidden_1 + tower * num_rows * S1,
         rows,
         num_rows,
         S0,
@@ -242,8 +257,8 @@ def fused_mlp_bwd_kernel(
     else:
         outs3, outs4 = tl.arange(0, P3), tl.arange(0, P4)
         h2 = activate(z2, ACTIVATION)
-        store_rows(hidden[1] + tower * num_rows * S2, h2, rows, outs, num_rows, S2)
-        w3, b3 = weights[2] + tower * S3 * S2, biases[2] + tower * S3
+        store_rows(hidden_2 + tower * num_rows * S2, h2, rows, outs, num_rows, S2)
+        w3, b3 = weight_3 + tower * S3 * S2, bias_3 + tower * S3
         h2 = operand(narrow(h2, dtype))
         z3 = layer(h2, w3, b3, S2, S3, P2, P3, HAS_BIAS, PRECISION, SUM)
         if LAYERS == 3:
@@ -251,19 +266,19 @@ def fused_mlp_bwd_kernel(
             grad3 = wide(grad) * slope(z3, LAST)
         else:
             h3 = activate(z3, ACTIVATION)
-            store_rows(hidden[2] + tower * num_rows * S3, h3, rows, outs3, num_rows, S3)
-            w4, b4 = weights[3] + tower * S4 * S3, biases[3] + tower * S4
+            store_rows(hidden_3 + tower * num_rows * S3, h3, rows, outs3, num_rows, S3)
+            w4, b4 = weight_4 + tower * S4 * S3, bias_4 + tower * S4
             h3 = operand(narrow(h3, dtype))
             z4 = layer(h3, w4, b4, S3, S4, P3, P4, HAS_BIAS, PRECISION, SUM)
             grad = load_rows(grad_tower, rows, outs4, num_rows, stride_grad_m, stride_grad_k, S4)
             grad4 = wide(grad) * slope(z4, LAST)
-            keep_gradient(grads[3], partial[3], grad4, rows, outs4, num_rows, tower, S4, HAS_BIAS)
+            keep_gradient(grad_of_4, partial_4, grad4, rows, outs4, num_rows, tower, S4, HAS_BIAS)
             grad4 = operand(narrow(grad4, dtype))
             grad3 = step_back(grad4, z3, w4, S3, S4, P3, P4, ACTIVATION, PRECISION, SUM)
-        keep_gradient(grads[2], partial[2], grad3, rows, outs3, num_rows, tower, S3, HAS_BIAS)
+        keep_gradient(grad_of_3, partial_3, grad3, rows, outs3, num_rows, tower, S3, HAS_BIAS)
         grad3 = operand(narrow(grad3, dtype))
         grad2 = step_back(grad3, z2, w3, S2, S3, P2, P3, ACTIVATION, PRECISION, SUM)
-    keep_gradient(grads[1], partial[1], grad2, rows, outs, num_rows, tower, S2, HAS_BIAS)
+    keep_gradient(grad_of_2, partial_2, grad2, rows, outs, num_rows, tower, S2, HAS_BIAS)
 
     grad_x = first_layer_back(
         operand(narrow(grad2, dtype)),
@@ -271,8 +286,8 @@ def fused_mlp_bwd_kernel(
         w1,
         b1,
         w2,
-        grads[0],
-        partial[0],
+        grad_of_1,
+        partial_1,
         rows,
         num_rows,
         tower,

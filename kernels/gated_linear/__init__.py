@@ -50,7 +50,7 @@ def gated_linear(
     return out if x.dim() == 2 else out.reshape(*x.shape[:-1], gate.shape[0])
 
 
-@operator("gated_linear")
+@operator("gated_linear", traced=True)
 def _forward(
     x: Tensor,
     gate: Tensor,

@@ -39,7 +39,7 @@ def forward(
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The result (B, N), and the two sums (empty without `save`). Biases must be contiguous."""
-    rows, columns = len(x), len(gate)
+    rows, columns = x.shape[0], gate.shape[0]
     out = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
     opened, value = (torch.empty_like(out) if save else x.new_empty(0) for _ in range(2))
 

@@ -40,7 +40,7 @@ def linear_act(
     return out if x.dim() == 2 else out.reshape(*x.shape[:-1], weight.shape[0])
 
 
-@operator("linear_act")
+@operator("linear_act", traced=True)
 def _forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, save: bool
 ) -> tuple[Tensor, Tensor]:
@@ -64,7 +64,7 @@ def _(
     return out, torch.empty_like(out) if keeps else x.new_empty(0)
 
 
-@operator("linear_act_backward", differentiable=False)
+@operator("linear_act_backward", differentiable=False, traced=True)
 def _backward(grad: Tensor, saved: Tensor, activation: str) -> tuple[Tensor, Tensor]:
     if not grad.numel() or not can_launch(grad, saved):
         of_sum, of_bias = reference.backward(grad, saved, activation)

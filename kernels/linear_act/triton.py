@@ -34,7 +34,7 @@ def forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, save: bool
 ) -> tuple[Tensor, Tensor]:
     """The result (B, N), and with `save` the sum (else empty). The bias must be contiguous."""
-    rows, columns = len(x), len(weight)
+    rows, columns = x.shape[0], weight.shape[0]
     out = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
     z = torch.empty_like(out) if save else x.new_empty(0)
 

@@ -6,8 +6,27 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.batched_norm import batched_norm
+from kernels.cross_layer import low_rank_cross_layer
+from kernels.dot_interaction import dot_interaction
+from kernels.fused_mlp import fused_mlp
+from kernels.gated_linear import gated_linear
+from kernels.linear_act import linear_act
 from kernels.operators import operator
 from tests.kernels import checks
+
+SEEN = {
+    "dot_interaction": (dot_interaction, [(64, 16), (64, 5, 16)]),
+    "cross_layer": (low_rank_cross_layer, [(64, 96), (64, 96), (32, 96), (96, 32), (96,)]),
+    "batched_norm": (batched_norm, [(64, 8, 32), (8, 32), (8, 32)]),
+    "fused_mlp": (
+        lambda x, a, b, c, d: fused_mlp(x, [a, b], [c, d]),
+        [(64, 13), (32, 13), (16, 32), (32,), (16,)],
+    ),
+    "gated_linear": (gated_linear, [(64, 48), (96, 48), (96, 48)]),
+    "linear_act": (linear_act, [(64, 48), (96, 48), (96,)]),
+}
+"""Operators that the compiler sees into, with shapes of inputs; the first 64 is the batch."""
 
 
 @operator("tests_double", differentiable=False)
@@ -33,3 +52,22 @@ def test_one_without_a_gradient_says_so(call: checks.Function) -> None:
 
 def test_it_passes_opcheck() -> None:
     torch.library.opcheck(torch.ops.kernels.tests_double.default, (torch.ones(2), 3))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", SEEN)
+def test_inductor_launches_the_kernels_itself(name: str, dynamic: bool) -> None:
+    """No call of an operator is left in its code, forward or backward."""
+    from torch._inductor.utils import run_and_get_code
+
+    op, shapes = SEEN[name]
+    torch._dynamo.reset()
+    compiled = torch.compile(op, fullgraph=True, dynamic=dynamic)
+    for batch in (64, 100) if dynamic else (64,):
+        sizes = [[batch if size == 64 else size for size in shape] for shape in shapes]
+        inputs = [torch.randn(size, device="cuda").bfloat16() for size in sizes]
+        found, codes = run_and_get_code(checks.run, compiled, inputs)
+        assert not any("torch.ops.kernels" in code for code in codes)
+        for one, other in zip(found, checks.run(op, inputs), strict=True):
+            assert (one - other).norm() <= 0.02 * other.norm()
