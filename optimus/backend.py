@@ -31,6 +31,7 @@ from optimus.packed_optimizer import PackedOptimizer
 from optimus.packing import Packing
 from optimus.pipeline import Selection, nearest, select
 from optimus.records import GraphReport, PatternReport, Report
+from optimus.settled import settled
 from optimus.targets import CompiledTarget, Target, describe
 from optimus.verify import CannotVerify, Verifier, guilty
 
@@ -99,7 +100,7 @@ class OptimusBackend:
             report.nodes_after = len(candidate.graph.nodes)
             start = time.perf_counter()
             try:
-                return self._packed(candidate, inputs)
+                return settled(candidate, inputs, self._packed)
             except (RestartAnalysis, SkipFrame):
                 # No failure: Dynamo traces the code once more, another way, and asks again.
                 self.report.drop_last()
