@@ -73,7 +73,8 @@ class Loop:
         self.optimizer = torch.optim.AdamW(parameters, **adamw)
         capture: Capture = Rerun() if device == "cpu" else CudaCapture(self.device)
         self.graphs = StepGraphs(capture) if graphed else None
-        self.packing = Packing(adopt=PackedOptimizer([self.optimizer]).adopt)
+        # As on a GPU: the biases' pack is padded.
+        self.packing = Packing(adopt=PackedOptimizer([self.optimizer]).adopt, alignment=16)
         backend = OptimusBackend(
             "batch_linears", inner=inner, verify=False, packing=self.packing, graphs=self.graphs
         )
