@@ -264,7 +264,8 @@ def append(rows: Sequence[Row], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     is_new = not path.exists()
     with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, [f.name for f in fields(Row)])
+        names = [f.name for f in fields(Row)]
+        writer = csv.DictWriter(file, names, lineterminator="\n")
         if is_new:
             writer.writeheader()
         writer.writerows(asdict(row) for row in rows)
