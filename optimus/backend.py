@@ -121,7 +121,7 @@ class OptimusBackend:
             return None
         start = time.perf_counter()
         try:
-            rewritten = self._first_rewrite(module, report)
+            rewritten = self._rewrite_unbroken(module, report)
             if self._verify:
                 checked = self._checked(module, rewritten, inputs, report)
                 if any(isinstance(x, torch.Tensor) and x.is_cuda for x in inputs):
@@ -137,13 +137,16 @@ class OptimusBackend:
         finally:
             report.rewrite_seconds = time.perf_counter() - start
 
-    def _first_rewrite(self, module: GraphModule, report: GraphReport) -> GraphModule:
-        """The graph after all patterns, less those that break it."""
+    def _rewrite_unbroken(
+        self, module: GraphModule, report: GraphReport, without: Collection[str] = ()
+    ) -> GraphModule:
+        """The graph after all patterns, less those that break it or are left out."""
         while True:
+            left_out = {*report.left_out, *without}
             try:
-                return self._rewrite(module, report, report.broken)
+                return self._rewrite(module, report, left_out)
             except Exception as error:
-                names = [name for name in self.selection.names if name not in report.broken]
+                names = [name for name in self.selection.names if name not in left_out]
                 name = None if self._strict else guilty(names, self._breaks(module))
                 if name is None:
                     raise
@@ -201,7 +204,7 @@ class OptimusBackend:
             report.approximated = dict.fromkeys(approximate, "not measured")
             return rewritten
         if approximate:  # what the others do must be exact
-            rewritten = self._rewrite(module, report, (*report.left_out, *approximate))
+            rewritten = self._rewrite_unbroken(module, report, approximate)
         while (difference := verifier.difference(rewritten)) is not None:
             if self._strict:
                 raise AssertionError(difference)
@@ -211,7 +214,7 @@ class OptimusBackend:
                 return None
             report.dropped[name] = difference
             log.warning("pattern %s changes the result and is left out: %s", name, difference)
-            rewritten = self._rewrite(module, report, (*report.left_out, *approximate))
+            rewritten = self._rewrite_unbroken(module, report, approximate)
         report.verified = "verified"
         return self._approximated(module, rewritten, report, verifier, approximate)
 
@@ -263,7 +266,10 @@ class OptimusBackend:
         def is_wrong(prefix: Sequence[str]) -> bool:
             trial = GraphReport(report.index)
             without = set(self.selection.names) - set(prefix)
-            return verifier.difference(self._rewrite(module, trial, without)) is not None
+            try:
+                return verifier.difference(self._rewrite(module, trial, without)) is not None
+            except Exception:  # what all patterns together do not break, some of them may
+                return True
 
         return guilty(names, is_wrong)
 
@@ -301,8 +307,7 @@ class OptimusBackend:
 
 
 def _unwatched() -> AbstractContextManager[Any]:
-    """Nobody who watches what a call saves for backward, such as torch.utils.checkpoint, sees what
-    is saved in here."""
+    """No watcher of what calls save for backward, such as a checkpoint, sees what is saved here."""
     enabled = getattr(torch._C._autograd, "_saved_tensors_hooks_is_enabled", None)
     if enabled is not None and not enabled():  # a private name
         return nullcontext()

@@ -181,6 +181,14 @@ def test_a_pattern_that_never_ends_is_stopped() -> None:
         assert "nodes became" in run().graphs[0].broken[name]
 
 
+def test_wrong_patterns_are_found_where_one_ends_by_the_other_alone() -> None:
+    """Looked for one by one, the first never ends."""
+    with registered(NeverEnds()) as endless, registered(ComputesSomethingElse()) as wrong:
+        graph = run().graphs[0]
+        assert set(graph.left_out) == {endless, wrong}
+        assert graph.verified == "verified" and not graph.fallback
+
+
 def test_broken_patterns_are_named_whatever_else_is_selected() -> None:
     with registered(Broken(), phase="normalize"), registered(ComputesSomethingElse()) as name:
         assert set(run().graphs[0].dropped) == {"broken", name}
