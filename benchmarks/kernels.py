@@ -278,6 +278,7 @@ def main(arguments: Sequence[str] | None = None) -> list[Row]:
     parser.add_argument("--rows", nargs="+", type=int, help="instead of each case's own")
     names = list(COMPILED | {name: None for case in CASES.values() for name in case.forms})
     parser.add_argument("--provider", nargs="+", default=names, choices=names)
+    parser.add_argument("--commit", default=commit(), help="what to call the code measured")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/kernels.csv"))
     parser.add_argument("--plots", type=Path, help="folder for a figure a case")
     options = parser.parse_args(arguments)
@@ -289,6 +290,8 @@ def main(arguments: Sequence[str] | None = None) -> list[Row]:
         for count in options.rows or (CASES[name].rows if device.type == "cuda" else (16,)):
             print(f"-- {name}, {count} rows", flush=True)
             rows = measure(CASES[name], count, ceilings, device, options.provider)
+            for row in rows:
+                row.commit = options.commit
             append(rows, options.out)  # as it goes: a run that is cut short keeps what it has
             everything += rows
     print(table(everything))
