@@ -147,7 +147,7 @@ _HORIZONTAL: dict[str, Any] = {**_NORMALIZE, "batch_linear": {}, "batch_layernor
 # The best set found by hand: small groups too, and all that is batched before autograd.
 _SMALL = {"min_fuse_set_size": 2, "max_fuse_set_size": 300, "fuse_nodes_with_same_parent": True}
 _BATCHED = ("linear", "linear_lhs", "layernorm", "relu", "tanh", "sigmoid")
-_TUNED: dict[str, Any] = {**_VERTICAL, **{f"batch_{name}": _SMALL for name in _BATCHED}}
+TUNED: dict[str, Any] = {**_VERTICAL, **{f"batch_{name}": _SMALL for name in _BATCHED}}
 # And after autograd, where the passes take static shapes only.
 _LATE = ("linear_post_grad", "aten_tanh", "aten_sigmoid", "aten_relu", "aten_add", "aten_mul")
 _TUNED_LATE: dict[str, Any] = {f"batch_{name}": _SMALL for name in _LATE}
@@ -205,8 +205,8 @@ _ALL = (
     _upstream("upstream_vertical", _VERTICAL),
     _upstream("upstream_horizontal", _HORIZONTAL),
     _upstream("upstream_all", _VERTICAL | _HORIZONTAL),
-    _upstream("upstream_tuned", _TUNED),
-    _upstream("upstream_tuned_late", _TUNED, _TUNED_LATE),
+    _upstream("upstream_tuned", TUNED),
+    _upstream("upstream_tuned_late", TUNED, _TUNED_LATE),
     Provider("optimus_vertical", _optimus("vertical")),
     Provider("optimus_horizontal", _optimus("horizontal")),
     Provider("optimus_horizontal_packed", _optimus("horizontal", packed=True)),

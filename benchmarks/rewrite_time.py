@@ -8,7 +8,9 @@ Graphs of about 1,000, 3,000 and 10,000 nodes, written naively, as Dynamo would 
 branch), `chain` (no two operations alike side by side) and `illustrative` (the graph of
 benchmarks/illustrative.py, of which its branches are nearly all). Seconds are processor time on one
 core, of the shortest of `--repeats` runs, as whatever else the machine does makes a run longer;
-`growth` is the exponent from the size before (1: linear).
+`growth` is the exponent from the size before (1: linear). With --upstream the same graphs go
+through PyTorch's own passes as well, those that work before autograd, in the set of
+benchmarks.providers that was tuned by hand.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 
+from benchmarks.providers import TUNED
 from optimus.backend import copy_graph_module
 from optimus.driver import rewrite
 from optimus.pipeline import PIPELINE
@@ -84,8 +87,8 @@ class GraphBuilder:
 
 
 def towers(num_nodes: int) -> GraphModule:
-    """Equal branches: about 15 nodes each."""
-    builder, count = GraphBuilder(), num_nodes // 15
+    """Equal branches: 12 nodes each."""
+    builder, count = GraphBuilder(), num_nodes // 12
     x = builder.input(BATCH, 8 * count, requires_grad=False)
     params = [
         [builder.input(*s) for s in ((6, 8), (6,), (6,), (6,), (4, 6), (4,))] for _ in range(count)
@@ -104,8 +107,9 @@ def towers(num_nodes: int) -> GraphModule:
 
 
 def slices(num_nodes: int) -> GraphModule:
-    """Branches in other words, of three widths and activations; every third shares a weight."""
-    builder, count = GraphBuilder(), num_nodes // 12
+    """Branches in other words, of three widths and activations; every third shares a weight. Three
+    have 26 nodes."""
+    builder, count = GraphBuilder(), 3 * num_nodes // 26
     widths = [(4, 6, 8)[i % 3] for i in range(count)]
     x = builder.input(BATCH, sum(widths), requires_grad=False)
     shared = builder.input(4, 4)
@@ -194,6 +198,21 @@ def measure(module: GraphModule) -> tuple[float, GraphModule, list[PatternReport
     return time.process_time() - start, copy, reports
 
 
+def measure_upstream(module: GraphModule) -> float:
+    """Processor seconds of PyTorch's own passes on the same graph."""
+    # Private names, for a comparison only.
+    from torch._inductor import config
+    from torch._inductor.fx_passes.pre_grad import pre_grad_passes
+
+    copy = copy_graph_module(module)
+    inputs = [node.meta["example_value"] for node in module.graph.find_nodes(op="placeholder")]
+    gc.collect()
+    with config.patch(pre_grad_fusion_options=TUNED):
+        start = time.process_time()
+        pre_grad_passes(copy, inputs)
+        return time.process_time() - start
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and print; append to the file given."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -201,23 +220,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     parser.add_argument("--graphs", nargs="+", default=list(GRAPHS), choices=list(GRAPHS))
     parser.add_argument("--repeats", type=int, default=3, help="runs of which the shortest counts")
+    parser.add_argument("--upstream", action="store_true", help="time PyTorch's own passes, too")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     measure(towers(100))  # imports and caches
-    rows = [row for name in options.graphs for row in _grow(name, options.sizes, options.repeats)]
+    rows = [row for name in options.graphs for row in _grow(name, options)]
     if options.out:
         _append(options.out, rows)
 
 
-def _grow(name: str, sizes: Sequence[int], repeats: int) -> list[Row]:
+def _grow(name: str, options: argparse.Namespace) -> list[Row]:
     rows, where = list[Row](), _where()
     before: dict[str, tuple[int, float]] = {}
-    for size in sizes:
+    for size in options.sizes:
         module = GRAPHS[name](size)
         nodes = len(module.graph.nodes)
-        runs = [measure(module) for _ in range(repeats)]
+        runs = [measure(module) for _ in range(options.repeats)]
         seconds, after, reports = min(runs, key=lambda run: run[0])
-        for pattern, fired, spent in _spent(seconds, reports):
+        spent_by = _spent(seconds, reports)
+        if options.upstream:
+            others = min(measure_upstream(module) for _ in range(options.repeats))
+            spent_by.insert(1, ("upstream", 0, others))
+        for pattern, fired, spent in spent_by:
             growth = None
             if pattern in before and min(spent, before[pattern][1]) > 0.001:
                 old_nodes, old = before[pattern]
@@ -254,7 +278,8 @@ def _where() -> tuple[str, str, str, str]:
 def _append(path: Path, rows: Sequence[Row]) -> None:
     is_new = not path.exists()
     with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, [field.name for field in fields(Row)])
+        names = [field.name for field in fields(Row)]
+        writer = csv.DictWriter(file, names, lineterminator="\n")
         if is_new:
             writer.writeheader()
         writer.writerows(asdict(row) for row in rows)
