@@ -98,7 +98,7 @@ def _rewrite(
     if first.fired:
         changed()  # in other ways than through an editor
         legality = Legality(graph)
-    legality.pin(contract.pinned(graph))
+    legality.pin(contract.pinned(graph, legality))
     editor = Editor(graph, legality, mode, strict)
     editor.history = history
     editor.sweep(graph.nodes)  # what nobody needs must not be merged with what somebody does

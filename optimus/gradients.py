@@ -105,12 +105,13 @@ def differentiated(graph: Graph, legality: Legality) -> set[Node]:
 
 
 def _given_back(node: Node, found: Set[Node], legality: Legality) -> list[Node]:
-    """What a call under no_grad has written to, if it gives that back and this counts: the tensor
-    that it was, with the gradient that it had."""
+    """What a call under no_grad gives back if this counts, for it has written to it or had nothing
+    to do (contiguous): the tensor that it was, with the gradient that it had."""
     if node not in found:
         return []
-    own = memory_of_one(node)
-    return [n for n in legality.effects(node).writes if not own.isdisjoint(memory_of_one(n))]
+    own, value = memory_of_one(node), value_of(node)
+    written = [n for n in legality.effects(node).writes if not own.isdisjoint(memory_of_one(n))]
+    return written or [n for n in node.all_input_nodes if value_of(n) is value]
 
 
 def _sources(node: Node, found: Set[Node], memory: Set[int]) -> list[Node]:

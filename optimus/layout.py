@@ -19,9 +19,17 @@ from torch.fx import Graph, Node
 from optimus.axes import spell
 from optimus.editor import Editor, Refused
 from optimus.facts import changed
-from optimus.legality import storages_of, tensor_of, value_of
+from optimus.legality import Legality, storages_of, tensor_of, value_of
 from optimus.ops import op_of, target_name
-from optimus.values import Unknown, is_fresh, is_positive, same_size, same_strides, same_type
+from optimus.values import (
+    Unknown,
+    is_fresh,
+    is_positive,
+    requires_grad,
+    same_size,
+    same_strides,
+    same_type,
+)
 
 
 def settle(editor: Editor) -> None:
@@ -265,15 +273,17 @@ class OutputContract:
         }
         self._restored: set[Node] = set()
 
-    def pinned(self, graph: Graph) -> frozenset[int]:
+    def pinned(self, graph: Graph, legality: Legality) -> frozenset[int]:
         """Storages that can be neither copied nor become part of a larger one: several outputs
-        share them, or an output and an input, or a layout in them could not be restored."""
+        share them, or an output and an input, or a layout in them could not be restored, or what
+        no_grad has made of them would be of another type."""
         nodes, partners = _returned(graph), self._partners(graph)
         shared = [value_of(nodes[position]) for position in partners if partners[position]]
         minded = [n for node in graph.nodes if _minds_layout(node) for n in node.all_input_nodes]
         seen = (tensor_of(node) for node in (*nodes, *minded))
         strided = [v for v in seen if v is not None and v.layout is torch.strided]
-        return storages_of([*shared, *(v for v in strided if not _can_be_restored(v))])
+        lost = [v for v in strided if not _can_be_restored(v)]
+        return storages_of([*shared, *lost, *_left_by_no_grad(graph, legality)])
 
     def enforce(self, editor: Editor) -> None:
         """Restore strides and memory of the outputs where a rewrite has changed them; what is as it
@@ -316,6 +326,19 @@ class OutputContract:
             name: frozenset[int]().union(*(owners[s] for s in storages_of(value_of(node)))) - {name}
             for name, node in returned.items()
         }
+
+
+def _left_by_no_grad(graph: Graph, legality: Legality) -> list[Any]:
+    """What no_grad takes from memory of something else, read where it ends. It requires a gradient
+    if its source does; of another layout it might have to be a copy, which would require none."""
+    return [
+        value_of(node)
+        for node in graph.nodes
+        if not legality.context(node).grad
+        and requires_grad(value_of(node))
+        and not is_fresh(node)
+        and any(user.op == "output" or legality.context(user).grad for user in node.users)
+    ]
 
 
 def _returned(graph: Graph) -> list[Node]:

@@ -178,7 +178,7 @@ class Legality:
         return self._writes.keys()
 
     def pin(self, storages: frozenset[int]) -> None:
-        """Have these storages stay as they are, for what the graph returns shares them."""
+        """Have these storages stay as they are: a change could not be made up for later on."""
         self._pinned = storages
 
     def is_pinned(self, value: Any) -> bool:

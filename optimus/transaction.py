@@ -321,7 +321,7 @@ class Check:
             if self._legality.is_pinned(value_of(old)) and not same_strides(
                 value_of(old), value_of(new)
             ):
-                return "outputs share its memory and see its layout"
+                return f"{_label(old)} must stay as it is laid out"
             for storage in memory_of_one(new):
                 sharers.setdefault(storage, []).append(old)
         for olds in sharers.values():
@@ -331,7 +331,7 @@ class Check:
                 continue
             pairs = [(value_of(old), value_of(transaction.replaced[old])) for old in olds]
             if self._legality.is_pinned([before for before, _ in pairs]):
-                return "outputs share its memory"
+                return f"{_label(olds[0])} must keep its memory"
             writers = self._legality.writers(pairs)
             if writers:
                 return f"{_label(writers[0])} writes to memory that would be shared or copied"
