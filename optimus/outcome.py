@@ -82,7 +82,7 @@ def _note_outputs(outcome: Outcome, known: dict[str, torch.Tensor], outputs: Seq
             f"{name}: stride": _strides(out),
             f"{name}: requires_grad": out.requires_grad,
             f"{name}: is a leaf": out.is_leaf,
-            f"{name}: shares the memory of": partners,
+            f"{name}: shares the memory of": _sharers(out, partners, everything),
             f"{name}: offset in it": _offsets(out, [everything[n] for n in partners]),
             f"{name}: is": _Names(n for n in partners if everything[n] is out),
         }
@@ -96,6 +96,13 @@ def _strides(out: torch.Tensor) -> list[Any]:
     """Those that say where an element lies."""
     both = zip(out.shape, out.stride(), strict=True)
     return [stride for size, stride in both if size > 1 and out.numel()]
+
+
+def _sharers(
+    out: torch.Tensor, partners: Sequence[str], everything: dict[str, torch.Tensor]
+) -> list[str]:
+    """Those of the partners that hold an element, as `out` does: nothing else can be written to."""
+    return [n for n in partners if everything[n].numel()] if out.numel() else []
 
 
 def _offsets(out: torch.Tensor, partners: Sequence[torch.Tensor]) -> list[Any]:

@@ -166,20 +166,24 @@ class Check:
     def _identity_objection(self, transaction: Transaction) -> str | None:
         """A view that is returned is a tensor of its own, not one that the caller has already; and
         so is one that is read by a call that writes to the same memory."""
-        seen = [o for o in transaction.views if self._is_seen(o) or self._is_read_by_writer(o)]
+        given = {o: self._given_to_writers(o) for o in transaction.views}
+        seen = [o for o in transaction.views if given[o] or self._is_seen(o)]
         if not seen:
             return None
         news = Counter(self._itself(transaction.replaced[old])[-1] for old in seen)
         for old in seen:
             same = self._itself(transaction.replaced[old])
             is_input = same[-1].op in ("placeholder", "get_attr")
-            if is_input or news[same[-1]] > 1 or any(self._is_seen(n, same) for n in same):
+            alone = news[same[-1]] == 1 and given[old].isdisjoint(same)
+            if is_input or not alone or any(self._is_seen(n, same) for n in same):
                 return f"{_label(old)} is returned as a tensor of its own"
         return None
 
-    def _is_read_by_writer(self, view: Node) -> bool:
+    def _given_to_writers(self, view: Node) -> set[Node]:
+        """All that is given to calls that read `view` and write to its memory by another name."""
         writers = [w for w in self._legality.writers(value_of(view)) if w in view.users]
-        return any(view not in self._legality.effects(writer).writes for writer in writers)
+        apart = [w for w in writers if view not in self._legality.effects(w).writes]
+        return {node for writer in apart for node in writer.all_input_nodes}
 
     def _itself(self, node: Node) -> list[Node]:
         """`node` and earlier ones that may hold the very same tensor: each the next one's argument,

@@ -88,6 +88,21 @@ def parts_of_what_is_written_to(m, x):
     return x.split(3, 1), y + 1
 
 
+@graphs((4, 6), modes="train empty")
+def parts_of_what_the_graph_writes_to(m, x):
+    with torch.no_grad():
+        y = torch.add(x, x, out=torch.zeros_like(x))
+        z = torch.relu(y)
+        if not len(x):
+            torch.cat([y[:1], y[1:]], out=y)
+    return z
+
+
+@graphs((4, 6), modules=lambda: _linears(2, 6, 3), modes="train empty")
+def dropped_out_of_nothing(m, x):
+    return [F.dropout(layer(x), 0.5, training=not len(x)) for layer in m.l]
+
+
 @graphs((4, 6), modules=lambda: _linears(4, 6, 6), modes="train aot")
 def what_is_written_from_values_laid_out_anew(m, x):
     a, b, c, d = (layer(x) for layer in m.l)
