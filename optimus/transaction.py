@@ -180,10 +180,12 @@ class Check:
         return None
 
     def _given_to_writers(self, view: Node) -> set[Node]:
-        """All that is given to calls that read `view` and write to its memory by another name."""
+        """All else that calls are given which read `view` and write to its memory by another name,
+        with what it may be itself."""
         writers = [w for w in self._legality.writers(value_of(view)) if w in view.users]
         apart = [w for w in writers if view not in self._legality.effects(w).writes]
-        return {node for writer in apart for node in writer.all_input_nodes}
+        given = {node for writer in apart for node in writer.all_input_nodes} - {view}
+        return {same for node in given for same in self._itself(node)}
 
     def _itself(self, node: Node) -> list[Node]:
         """`node` and earlier ones that may hold the very same tensor: each the next one's argument,
