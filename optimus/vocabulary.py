@@ -271,7 +271,8 @@ _register(
 )
 _register("detach", "view", torch.detach, "input", "detach")
 _register("getattr", "other", getattr, "input, name")
-_respell("flatten", "input", torch.ravel, "ravel", start_dim=0, end_dim=-1)
+# No other spelling of flatten, which gives back its input, or a view, where this one does not.
+_register("ravel", "view", torch.ravel, "input", "ravel")
 _register(
     "contiguous",
     "view",

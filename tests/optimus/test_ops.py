@@ -43,7 +43,7 @@ SPELLED: list[tuple[str, Call]] = [
     ("transpose", ("swapdims", (CUBE, 0, -1), {})),
     ("transpose", ("swapaxes", (CUBE,), {"axis0": 0, "axis1": 1})),
     ("movedim", ("moveaxis", (CUBE, 0, 2), {})),
-    ("flatten", ("ravel", (X,), {})),
+    ("ravel", ("ravel", (X,), {})),
     ("expand", ("expand", (X[:1], 4, -1), {})),
     ("unsqueeze", ("unsqueeze", (X, -1), {})),
     ("cat", (torch.concatenate, ([X, X],), {"axis": 1})),
@@ -104,6 +104,46 @@ def test_spelling(name: str, call: Call) -> None:
     torch.testing.assert_close(op.target(*args, **kwargs), run(*call), rtol=0, atol=0)
     rebuilt, _ = node_of((op.target, args, kwargs))
     assert is_canonical(rebuilt)
+
+
+LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "contiguous": torch.clone,
+    "strided": lambda x: x.repeat_interleave(2, -1)[..., ::2],
+    "transposed": lambda x: x.mT.contiguous().mT if x.dim() > 1 else x,
+    "one dimension": lambda x: x.flatten(),
+    "one dimension, strided": lambda x: x.flatten().repeat_interleave(2)[::2],
+    "a number": lambda x: x.flatten()[0],
+}
+
+
+def relations(call: Call) -> list[Any]:
+    """Of each result: whether it is an input, whether it lies in one's memory, and how it lies."""
+    inputs = [x for x in torch.utils._pytree.tree_leaves(call[1:]) if isinstance(x, torch.Tensor)]
+    held = {x.untyped_storage().data_ptr() for x in inputs}
+    return [
+        (any(r is x for x in inputs), r.untyped_storage().data_ptr() in held, r.shape, r.stride())
+        for r in torch.utils._pytree.tree_leaves(run(*call))
+        if isinstance(r, torch.Tensor)
+    ]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize(("name", "call"), SPELLED, ids=SPELLED_IDS)
+def test_spelling_gives_the_same_memory(
+    name: str, call: Call, layout: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    """Also where an input is laid out otherwise than in a plain example."""
+    target, args, kwargs = call
+    args = tuple(layout(a) if isinstance(a, torch.Tensor) else a for a in args)
+    try:
+        expected = relations((target, args, kwargs))
+    except (RuntimeError, IndexError, ValueError, TypeError):
+        return  # the call is not for inputs of these dimensions
+    node, held = node_of((target, args, kwargs))
+    op, values = op_of(node), arguments(node)
+    assert op is not None and values is not None
+    given, named = torch.fx.map_arg(op.build(values), held.__getitem__)
+    assert relations((op.target, given, named)) == expected
 
 
 UNREADABLE: list[Call] = [
