@@ -66,21 +66,21 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> No
 @contextmanager
 def compiling_only() -> Iterator[None]:
     """Nothing is launched by this thread."""
-    _here.compiling_only = True
+    before, _here.compiling_only = _here.compiling_only, True
     try:
         yield
     finally:
-        _here.compiling_only = False
+        _here.compiling_only = before
 
 
 @contextmanager
-def tracing() -> Iterator[None]:
-    """What is launched by this thread is traced."""
-    _here.tracing = True
+def tracing(on: bool = True) -> Iterator[None]:
+    """What is launched by this thread is traced, or not."""
+    before, _here.tracing = _here.tracing, on
     try:
         yield
     finally:
-        _here.tracing = False
+        _here.tracing = before
 
 
 def hint(size: int | torch.SymInt) -> int:

@@ -64,7 +64,7 @@ class Operator(Generic[P, R]):
             return  # it stays one call
 
         def rule(mode: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
-            if not self._is_tuned(args, kwargs or {}):
+            if _is_exporting() or not self._is_tuned(args, kwargs or {}):
                 return mode.__torch_dispatch__(op, types, args, kwargs)
             with mode, tracing():
                 return self._function(*args, **(kwargs or {}))
@@ -82,13 +82,22 @@ class Operator(Generic[P, R]):
         try:
             from torch.utils._python_dispatch import _disable_current_modes  # a private name
 
-            with _disable_current_modes(), torch.no_grad():
+            with _disable_current_modes(), tracing(False), torch.no_grad():
                 like = pytree.tree_map(_stand_in, (args, kwargs))
                 self._function(*like[0], **like[1])
         except Exception as error:  # whatever it is: as one call it may still run
             log.info("%s is not opened up: %r", self._name, error)
             return False
         return True
+
+
+def _is_exporting() -> bool:
+    """Whether torch.export traces, which could not write down the launch of a kernel."""
+    try:
+        from torch.export._trace import custom_triton_ops_decomposition_disabled  # a private name
+    except ImportError:
+        return False
+    return bool(custom_triton_ops_decomposition_disabled())
 
 
 def _stand_in(value: Any) -> Any:

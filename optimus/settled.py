@@ -19,14 +19,19 @@ from torch.fx import GraphModule, Node
 from kernels.dot_interaction.by_index import order_of
 from optimus.call_recording import Compiled
 from optimus.driver import copy_graph_module
+from optimus.graphed_call import fixed_inputs
 from optimus.legality import storages_of, tensor_of
 from optimus.ops import op_of
 
 log = logging.getLogger(__name__)
 
 MOST_LOOKS = 16
-"""How often a buffer that was written to is compared with what it held; loading a checkpoint is one
-such time. Each comparison waits for the GPU."""
+"""In how many calls one after another a buffer that was written to is compared with what it held,
+which waits for the GPU. Loading a checkpoint is one such time; what is written in every step is
+left alone."""
+
+KNOWN = 8
+"""How many buffers that were compared are remembered: several modules may share a graph."""
 
 _LOOKS = torch.ops.kernels.dot_interaction_at.default
 _KNOWS = torch.ops.kernels.dot_interaction.default
@@ -39,14 +44,13 @@ def settled(
     compiler: Callable[[GraphModule, Sequence[Any]], Compiled],
 ) -> Compiled:
     """`compiler`'s result for a graph whose index buffers are taken for what they hold now."""
-    if not any(node.target is _LOOKS for node in module.graph.nodes):
+    if not any(node.target is _LOOKS for node in module.graph.nodes) or _is_distributed():
         return compiler(module, inputs)
     special = copy_graph_module(module)
-    buffers = _settle(special, inputs)
-    if not buffers:
+    looks = [_Look(at, inputs[at]) for at in _settle(special, inputs)]
+    if not looks:
         return compiler(module, inputs)
     compiled = compiler(special, inputs)
-    looks = [_Look(at, inputs[at]) for at in buffers]
     warned = False
 
     def call(*args: Any) -> Any:
@@ -55,12 +59,15 @@ def settled(
             return compiled(*args)
         if not warned:
             warned = True
-            log.warning(
-                "an index buffer has changed: the graph that was compiled for it runs uncompiled"
-            )
+            log.warning("an index buffer has changed: the graph compiled for it runs uncompiled")
         return module(*args)
 
     return call
+
+
+def _is_distributed() -> bool:
+    """DistributedDataParallel writes to all buffers before each step."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 class _Look:
@@ -68,22 +75,27 @@ class _Look:
 
     def __init__(self, at: int, buffer: torch.Tensor) -> None:
         self._at = at
-        self._buffer = buffer
-        self._version = buffer._version
         self._content = buffer.clone()
-        self._looks = 0
+        # The buffers are kept: another one cannot be taken for one of them.
+        self._known = {id(buffer): (buffer, buffer._version)}
+        self._in_a_row = 0
 
     def holds(self, args: Sequence[Any]) -> bool:
         """Whether a call with `args` finds the same there."""
         buffer: torch.Tensor = args[self._at]
-        if buffer is self._buffer and buffer._version == self._version:
+        known = self._known.get(id(buffer))
+        if known is not None and known[1] == buffer._version:
+            self._in_a_row = 0
             return True
-        if self._looks == MOST_LOOKS or buffer.is_inference():
+        if self._in_a_row == MOST_LOOKS or buffer.is_inference():
             return False
-        self._looks += 1
+        self._in_a_row += 1
         if buffer.device != self._content.device or not torch.equal(buffer, self._content):
             return False
-        self._buffer, self._version = buffer, buffer._version
+        self._known.pop(id(buffer), None)
+        if len(self._known) == KNOWN:
+            del self._known[next(iter(self._known))]
+        self._known[id(buffer)] = buffer, buffer._version
         return True
 
 
@@ -92,12 +104,13 @@ def _settle(module: GraphModule, inputs: Sequence[Any]) -> list[int]:
     graph = module.graph
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     given = dict(zip(placeholders, inputs, strict=True))
+    own = [node for node, fixed in zip(placeholders, fixed_inputs(module), strict=True) if fixed]
     found: dict[Node, None] = {}
     for node in list(graph.nodes):
         if node.target is not _LOOKS:
             continue
         dense, embedded, *pairs = cast("tuple[Node, ...]", node.args)
-        sources = [_source(index, given) for index in pairs]
+        sources = [_source(index, given, own) for index in pairs]
         upper = None if None in sources else _order(node, given)
         if upper is None:
             continue
@@ -122,15 +135,15 @@ def _order(node: Node, given: dict[Node, Any]) -> bool | None:
         return order_of(rows, columns, num_features + 1)
 
 
-def _source(index: Node, given: dict[Node, Any]) -> Node | None:
-    """The buffer that `index` is a view of, if nothing in the graph can write to it."""
+def _source(index: Node, given: dict[Node, Any], own: Sequence[Node]) -> Node | None:
+    """The model's own buffer that `index` is a view of, if nothing in the graph can write to it."""
     source = index
     while source.op != "placeholder":
         if not _is_view(source):
             return None
         source = cast(Node, source.args[0])
     buffer = given[source]
-    if type(buffer) is not torch.Tensor or buffer.is_inference():
+    if source not in own or type(buffer) is not torch.Tensor or buffer.is_inference():
         return None
     sharing = [x for x in given.values() if storages_of(x) & storages_of(buffer)]
     reads = all(user.target is _LOOKS for user in _uses(source))
