@@ -167,6 +167,9 @@ class Check:
         """A view that is returned is a tensor of its own, not one that the caller has already; and
         so is one that is read by a call that writes to the same memory."""
         given = {o: self._given_to_writers(o) for o in transaction.views}
+        for old in transaction.views:
+            if self._seen_parts(old) & self._seen_parts(transaction.replaced[old]):
+                return f"a part of {_label(old)} is returned as a tensor of its own"
         seen = [o for o in transaction.views if given[o] or self._is_seen(o)]
         if not seen:
             return None
@@ -178,6 +181,12 @@ class Check:
             if is_input or not alone or any(self._is_seen(n, same) for n in same):
                 return f"{_label(old)} is returned as a tensor of its own"
         return None
+
+    def _seen_parts(self, call: Node) -> set[Any]:
+        """Which of the tensors that a call returns the caller may get, each as that very tensor."""
+        parts = [user for user in call.users if user.target is operator.getitem]
+        several = isinstance(value_of(call), tuple | list)
+        return {part.args[1] for part in parts if self._is_seen(part)} if several else set()
 
     def _given_to_writers(self, view: Node) -> set[Node]:
         """All else that calls are given which read `view` and write to its memory by another name,

@@ -136,7 +136,9 @@ def _stacks(node: Node, at: int, count: int | None) -> bool:
     """Whether `node` stacks `count` tensors along dimension `at`, for one reader."""
     if name_of(node) != "stack" or len(node.users) != 1:
         return False
-    values, rank = arguments(node) or {}, rank_of(node)
+    values, rank = arguments(node), rank_of(node)
+    if values is None:
+        return False
     return values["dim"] % rank - rank == at and len(values["tensors"]) == count
 
 

@@ -136,3 +136,19 @@ def what_no_grad_writes_to_and_gives_back(m, x):
         f = d.add_(c)
         g = torch.add(e, c, out=e)
     return f, g
+
+
+@graphs((4, 6), modes="train aot")
+def equal_parts_that_are_returned_apart(m, x):
+    y = x * 2
+    first, second = torch.split(y, 2, 1), torch.split(y, 2, 1)
+    third = torch.split(torch.split(y, [2, 4], 1)[0], [2], 1)[0]
+    return first[0], second[0], third, y.flatten().ravel()
+
+
+@graphs((4, 6), modules=lambda: _linears(1, 2, 1), modes="train aot")
+def a_stack_written_to_a_place_and_mixed(m, x):
+    given = x.detach()[:, :2]
+    out = torch.zeros_like(given)
+    parts = torch.stack([given[..., 0], given[..., 0]], -1, out=out[..., :2])
+    return F.linear(parts, m.l[0].weight)
