@@ -66,8 +66,11 @@ def settled(
 
 
 def _is_distributed() -> bool:
-    """DistributedDataParallel writes to all buffers before each step."""
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
+    """Whether several processes train: DistributedDataParallel writes to all buffers before each
+    step."""
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return False
+    return torch.distributed.get_world_size() > 1
 
 
 class _Look:

@@ -37,6 +37,15 @@ class Interaction(torch.nn.Module):
         return torch.cat((dense, products[:, self.indices[0], self.indices[1]]), 1)
 
 
+IS_DISTRIBUTED = settled._is_distributed
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever group of processes other tests have left."""
+    monkeypatch.setattr(settled, "_is_distributed", lambda: False)
+
+
 @pytest.fixture
 def targets(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """What the graphs that are compiled call."""
@@ -132,6 +141,24 @@ def test_the_same_pairs_written_again_are_no_change(caplog: pytest.LogCaptureFix
     module.indices = module.indices.clone()
     check(module, run)
     assert "has changed" not in caplog.text
+
+
+@pytest.mark.parametrize(("initialized", "size"), [(False, 2), (True, 1), (True, 2)])
+def test_processes_that_train_together_are_noticed(
+    initialized: bool, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: initialized)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: size)
+    assert IS_DISTRIBUTED() is (initialized and size == 2)
+
+
+def test_their_buffers_are_looked_at_in_each_step(
+    targets: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settled, "_is_distributed", lambda: True)
+    module = Interaction()
+    check(module, compiled(module))
+    assert torch.ops.kernels.dot_interaction_at.default in targets
 
 
 def test_a_buffer_that_is_written_in_every_step_is_left_alone(

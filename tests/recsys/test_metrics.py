@@ -160,4 +160,5 @@ def test_two_processes_compute_what_one_would(tmp_path: Path) -> None:
     expected = computed(*samples(1_000))
     for rank in (0, 1):
         values = torch.load(tmp_path / f"{rank}.pt")
-        torch.testing.assert_close(values, expected, rtol=1e-12, atol=0)
+        # Probabilities are float32: a last bit depends on the place in a vector register.
+        torch.testing.assert_close(values, expected, rtol=1e-9, atol=0)
