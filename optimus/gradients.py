@@ -126,7 +126,8 @@ def _sources(node: Node, found: Set[Node], memory: Set[int]) -> list[Node]:
 
 @cache
 def _reads_one(target: Callable[..., Any] | str) -> bool:
-    return target_name(target).endswith(("_as", "_like"))
+    name = target_name(target)
+    return name == "to" or name.endswith(("_as", "_like"))
 
 
 @cache

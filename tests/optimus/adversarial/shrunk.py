@@ -152,3 +152,9 @@ def a_stack_written_to_a_place_and_mixed(m, x):
     out = torch.zeros_like(given)
     parts = torch.stack([given[..., 0], given[..., 0]], -1, out=out[..., :2])
     return F.linear(parts, m.l[0].weight)
+
+
+@graphs((4, 6), modules=lambda: _linears(6, 6, 3), modes="train aot")
+def what_only_says_a_type_or_shape(m, x):
+    a, b, c, d, e, f = (layer(x) for layer in m.l)
+    return a.to(b).sin(), c.type_as(d).cos(), e.reshape_as(f).tanh()
