@@ -140,6 +140,7 @@ def main() -> None:
     logged = {name: float(value) for name, value in trainer.callback_metrics.items()}
     result = {"losses": trace.losses, "weights": weights(module), "logged": logged}
     torch.save(result, arguments.folder / f"result-{trainer.global_rank}.pt")
+    trainer.strategy.barrier()  # who waits for the first process waits for all results
 
 
 if __name__ == "__main__":
