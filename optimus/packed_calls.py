@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from optimus.call_recording import Compiled
 from optimus.packs import Pack, joined, objection
 from optimus.picking import picker
 
 if TYPE_CHECKING:
     from optimus.packing import Packing
-
-Compiled = Callable[..., Any]
 
 _LEARNS = attrgetter("requires_grad")
 

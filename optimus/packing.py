@@ -17,11 +17,12 @@ import torch
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
+from optimus.call_recording import Compiled
 from optimus.driver import DYNAMO_SOURCE
 from optimus.gradients import differentiated
 from optimus.joins import Join, read_join
 from optimus.legality import Legality, storages_of, tensor_of, value_of
-from optimus.packed_calls import Calls, Compiled, Slot
+from optimus.packed_calls import Calls, Slot
 from optimus.packs import Pack, Part, View, alignment_of, ids, misplaced, objection, padded
 from optimus.updates import Counters, counters_of, drop_write_backs, is_buffer, is_written_back
 from optimus.values import fake_mode_of, requires_grad

@@ -283,9 +283,14 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[torch.Tensor | None, ...]:
-        # A batched GEMM's weight gradient comes transposed; one copy here saves one a parameter.
-        whole = gradients[0].contiguous()
-        return (None, None, *(part.of(whole) for part in ctx.parts))
+        return (None, None, *_shares(gradients[0], ctx.parts))
+
+
+def _shares(gradient: torch.Tensor, parts: Sequence[Part]) -> list[torch.Tensor]:
+    """What each part gets of the gradient of the whole, as a view."""
+    # A batched GEMM's weight gradient comes transposed; one copy here saves one a parameter.
+    whole = gradient.contiguous()
+    return [part.of(whole) for part in parts]
 
 
 class _Join(torch.autograd.Function):
@@ -301,5 +306,4 @@ class _Join(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[torch.Tensor | None, ...]:
-        whole = gradients[0].contiguous()
-        return (None, *(part.of(whole) for part in ctx.parts))
+        return (None, *_shares(gradients[0], ctx.parts))

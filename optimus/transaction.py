@@ -184,9 +184,10 @@ class Check:
 
     def _seen_parts(self, call: Node) -> set[Any]:
         """Which of the tensors that a call returns the caller may get, each as that very tensor."""
+        if not isinstance(value_of(call), tuple | list):
+            return set()
         parts = [user for user in call.users if user.target is operator.getitem]
-        several = isinstance(value_of(call), tuple | list)
-        return {part.args[1] for part in parts if self._is_seen(part)} if several else set()
+        return {part.args[1] for part in parts if self._is_seen(part)}
 
     def _given_to_writers(self, view: Node) -> set[Node]:
         """All else that calls are given which read `view` and write to its memory by another name,
