@@ -18,6 +18,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
 }
 
+FROM_SUM = ("gelu", "gelu_tanh", "silu")
+"""Activations whose derivative takes the sum in front of them; that of others is known from their
+result."""
+
 
 def check_activation(name: str) -> None:
     """Raises ValueError naming the activations there are."""
@@ -42,3 +46,10 @@ def slope(z: Tensor, name: str) -> Tensor:
         return 1 - torch.tanh(z) ** 2
     gate = torch.sigmoid(z)
     return gate * (1 - gate) * (z if name == "silu" else 1) + (gate if name == "silu" else 0)
+
+
+def slope_at(kept: Tensor, name: str) -> Tensor:
+    """The derivative of an activation, where `kept` is the sum for FROM_SUM, else the result."""
+    if name == "sigmoid":
+        return kept * (1 - kept)
+    return 1 - kept * kept if name == "tanh" else slope(kept, name)

@@ -95,3 +95,15 @@ def slope(z, ACTIVATION: tl.constexpr):
     else:
         tl.static_assert(ACTIVATION == "none")
         return tl.full(z.shape, 1.0, z.dtype)
+
+
+@triton.jit
+def slope_at(kept, ACTIVATION: tl.constexpr):
+    """The derivative of the activation, where `kept` is the sum in front of it for those in
+    kernels.activations.FROM_SUM, else its result."""
+    if ACTIVATION == "sigmoid":
+        return kept * (1 - kept)
+    elif ACTIVATION == "tanh":
+        return 1 - kept * kept
+    else:
+        return slope(kept, ACTIVATION)

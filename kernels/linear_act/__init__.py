@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels import autocast
-from kernels.activations import check_activation
+from kernels.activations import FROM_SUM, check_activation
 from kernels.launch import can_launch, can_multiply
 from kernels.linear_act import reference
 from kernels.operators import operator
@@ -44,7 +44,7 @@ def linear_act(
 def _forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, save: bool
 ) -> tuple[Tensor, Tensor]:
-    keeps = save and activation in reference.FROM_SUM
+    keeps = save and activation in FROM_SUM
     tensors = [t for t in (x, weight, bias) if t is not None]
     if not x.shape[0] or not weight.shape[0] or not can_multiply(*tensors):
         out, z = reference.linear_act(x, weight, bias, activation)
@@ -60,7 +60,7 @@ def _(
     x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, save: bool
 ) -> tuple[Tensor, Tensor]:
     out = x.new_empty(x.shape[0], weight.shape[0])
-    keeps = save and activation in reference.FROM_SUM
+    keeps = save and activation in FROM_SUM
     return out, torch.empty_like(out) if keeps else x.new_empty(0)
 
 
@@ -85,7 +85,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
         raise ValueError("linear_act needs save=True where gradients are wanted")
     ctx.has_bias = bias is not None
     ctx.mark_non_differentiable(output[1])
-    saved = output[1] if ctx.activation in reference.FROM_SUM else output[0]
+    saved = output[1] if ctx.activation in FROM_SUM else output[0]
     ctx.save_for_backward(x, weight, saved)
 
 

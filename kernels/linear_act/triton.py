@@ -17,9 +17,8 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.launch import launch, on_device
-from kernels.linear_act.reference import FROM_SUM
 from kernels.matmul import TILES, add_bias, multiply, num_tiles, number_types, place_of
-from kernels.tiles import activate, narrow, slope, sum_type, wide
+from kernels.tiles import activate, narrow, slope_at, sum_type, wide
 from kernels.tuning import Tile, choose, num_programs, tile
 
 BACKWARD_TILES = (
@@ -91,7 +90,6 @@ def backward(grad: Tensor, saved: Tensor, activation: str) -> tuple[Tensor, Tens
             *grad.stride(),
             *saved.stride(),
             ACTIVATION=activation,
-            IS_SUM=activation in FROM_SUM,
             SUM=sum_type(grad.dtype),
             **choice.options(),
         )
@@ -152,18 +150,6 @@ def linear_act_fwd_kernel(
 
 
 @triton.jit
-def slope_at_result(y, ACTIVATION: tl.constexpr):
-    """The derivative of an activation where its result is `y`."""
-    if ACTIVATION == "relu":
-        return tl.where(y <= 0, 0.0, 1.0).to(y.dtype)
-    elif ACTIVATION == "sigmoid":
-        return y * (1 - y)
-    else:
-        tl.static_assert(ACTIVATION == "tanh")
-        return 1 - y * y
-
-
-@triton.jit
 def linear_act_bwd_kernel(
     grad_ptr,
     saved_ptr,
@@ -177,7 +163,6 @@ def linear_act_bwd_kernel(
     stride_saved_m,
     stride_saved_n,
     ACTIVATION: tl.constexpr,
-    IS_SUM: tl.constexpr,
     SUM: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -192,10 +177,7 @@ def linear_act_bwd_kernel(
         saved_places = rows * stride_saved_m + columns[None, :] * stride_saved_n
         grad = wide(tl.load(grad_ptr + grad_places, mask=inside, other=0.0))
         saved = wide(tl.load(saved_ptr + saved_places, mask=inside, other=0.0))
-        if IS_SUM:
-            of_sum = grad * slope(saved, ACTIVATION)
-        else:
-            of_sum = grad * slope_at_result(saved, ACTIVATION)
+        of_sum = grad * slope_at(saved, ACTIVATION)
         places = rows * num_columns + columns[None, :]
         tl.store(of_sum_ptr + places, narrow(of_sum, of_sum_ptr.dtype.element_ty), mask=inside)
         total += of_sum
