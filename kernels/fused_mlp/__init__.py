@@ -1,4 +1,4 @@
-"""A narrow MLP, or one for each of T towers, as one kernel forward and one backward.
+"""A narrow MLP, or one for each of T towers, as one kernel forward and three backward.
 
 The layers of DLRM's bottom MLP (13-512-256-128) and of prediction towers (256-128-64-1) are too
 small for a kernel each: most of their time is launches and hidden layers going through memory.
@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from kernels import autocast
 from kernels.activations import check_activation
 from kernels.fused_mlp import reference
+from kernels.fused_mlp.columns import starts
 from kernels.fused_mlp.sizes import fits
 from kernels.launch import can_multiply
 from kernels.operators import operator
@@ -47,7 +49,15 @@ def fused_mlp(
         )
         return out.squeeze(0)
     _check(x, weights, biases or ())
-    return _forward(x, list(weights), list(biases or ()), activation, activate_last)
+    inputs = (x, *weights, *(biases or ()))
+    save = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
+    return _forward(x, list(weights), list(biases or ()), activation, activate_last, save)[0]
+
+
+def kept_widths(weights: Sequence[Tensor], last: bool) -> list[int]:
+    """Widths of the layers (T, Sl, Sl-1) that have an activation: what is kept for backward."""
+    widths = [w.shape[1] for w in weights]
+    return widths if last else widths[:-1]
 
 
 def _check(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> None:
@@ -67,21 +77,33 @@ def _check(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> No
 
 @operator("fused_mlp", traced=True)
 def _forward(
-    x: Tensor, weights: list[Tensor], biases: list[Tensor], activation: str, last: bool
-) -> Tensor:
+    x: Tensor,
+    weights: list[Tensor],
+    biases: list[Tensor],
+    activation: str,
+    last: bool,
+    save: bool,
+) -> tuple[Tensor, Tensor]:
     if not _launches(x, weights, biases):
-        out = reference.fused_mlp(x, weights, biases, activation, last)
-        return out.contiguous()
+        out, kept = reference.fused_mlp(x, weights, biases, activation, last)
+        return out.contiguous(), kept if save else x.new_empty(0)
     from kernels.fused_mlp import triton
 
-    return triton.forward(x, _lined_up(weights), _lined_up(biases), activation, last)
+    return triton.forward(x, _lined_up(weights), _lined_up(biases), activation, last, save)
 
 
 @_forward.register_fake
 def _(
-    x: Tensor, weights: list[Tensor], biases: list[Tensor], activation: str, last: bool
-) -> Tensor:
-    return x.new_empty(*x.shape[:2], weights[-1].shape[1])
+    x: Tensor,
+    weights: list[Tensor],
+    biases: list[Tensor],
+    activation: str,
+    last: bool,
+    save: bool,
+) -> tuple[Tensor, Tensor]:
+    widths = kept_widths(weights, last) if save else []
+    kept = x.new_empty(*x.shape[:2], starts(widths)[-1]) if widths else x.new_empty(0)
+    return x.new_empty(*x.shape[:2], weights[-1].shape[1]), kept
 
 
 @operator("fused_mlp_backward", differentiable=False, traced=True)
@@ -89,18 +111,19 @@ def _backward(
     grad: Tensor,
     x: Tensor,
     weights: list[Tensor],
-    biases: list[Tensor],
+    kept: Tensor,
+    has_bias: bool,
     activation: str,
     last: bool,
     needs_x: bool,
 ) -> list[Tensor]:
-    if not _launches(x, weights, [*biases, grad]):
-        grads = reference.backward(grad, x, weights, biases, activation, last)
+    if not _launches(x, weights, [kept, grad]):
+        grads = reference.backward(grad, x, weights, kept, has_bias, activation, last)
         grads = [g.contiguous() for g in grads]
         return grads if needs_x else [x.new_empty(0), *grads[1:]]
     from kernels.fused_mlp.triton_backward import backward
 
-    return backward(grad, x, _lined_up(weights), _lined_up(biases), activation, last, needs_x)
+    return backward(grad, x, _lined_up(weights), kept, has_bias, activation, last, needs_x)
 
 
 @_backward.register_fake
@@ -108,14 +131,15 @@ def _(
     grad: Tensor,
     x: Tensor,
     weights: list[Tensor],
-    biases: list[Tensor],
+    kept: Tensor,
+    has_bias: bool,
     activation: str,
     last: bool,
     needs_x: bool,
 ) -> list[Tensor]:
-    like = [*([x] if needs_x else []), *weights, *biases]
-    grads = [t.new_empty(t.shape) for t in like]
-    return grads if needs_x else [x.new_empty(0), *grads]
+    grads = [w.new_empty(w.shape) for w in weights]
+    grads += [w.new_empty(w.shape[:2]) for w in weights if has_bias]
+    return [x.new_empty(x.shape) if needs_x else x.new_empty(0), *grads]
 
 
 def _launches(x: Tensor, weights: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
@@ -128,20 +152,23 @@ def _lined_up(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [t.contiguous() for t in tensors]
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, weights, biases, *ctx.how = inputs
-    ctx.num_weights = len(weights)
-    ctx.save_for_backward(x, *weights, *biases)
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, weights, biases, ctx.activation, ctx.last, ctx.is_saved = inputs
+    ctx.num_weights, kept = len(weights), output[1]
+    ctx.mark_non_differentiable(kept)
+    ctx.save_for_backward(x, kept, *weights, *biases)
 
 
-def _differentiate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    x, *rest = ctx.saved_tensors
+def _differentiate(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
+    x, kept, *rest = ctx.saved_tensors
     weights, biases = rest[: ctx.num_weights], rest[ctx.num_weights :]
     needs_x = bool(ctx.needs_input_grad[0])
-    activation, last = ctx.how
-    grad_x, *grads = _backward(grad, x, weights, biases, activation, last, needs_x)
+    how = (ctx.activation, ctx.last)
+    if not ctx.is_saved:
+        _, kept = _forward(x, weights, biases, *how, True)
+    grad_x, *grads = _backward(grad, x, weights, kept, bool(biases), *how, needs_x)
     grad_weights, grad_biases = grads[: ctx.num_weights], grads[ctx.num_weights :]
-    return grad_x if needs_x else None, grad_weights, grad_biases, None, None
+    return grad_x if needs_x else None, grad_weights, grad_biases, None, None, None
 
 
 _forward.register_autograd(_differentiate, setup_context=_setup_context)

@@ -10,7 +10,10 @@ Shapes: x (T, B, S0), weights l = 1..L (T, Sl, Sl-1), biases (T, Sl), result (T,
    output a tile of 16 of which one column is written.
 4. Hidden layers are rounded to the storage type behind the activation, as PyTorch does it, but not
    between product, bias and activation.
-The backward kernel is in triton_backward.py.
+5. For training each layer with an activation is written as well, its result or the sum in front
+   (kernels.activations.FROM_SUM), side by side (columns.py). To compute them again in backward
+   took longer than all else there, since the tiles had to be smaller.
+The backward kernels are in triton_backward.py.
 """
 
 from __future__ import annotations
@@ -23,34 +26,41 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.activations import FROM_SUM
+from kernels.fused_mlp.columns import starts
 from kernels.fused_mlp.sizes import block
 from kernels.launch import launch, on_device
 from kernels.matmul import number_types
 from kernels.tiles import activate, narrow, operand, wide
 from kernels.tuning import Tile, choose, tile
 
-# The first of each fits a Hopper GPU for every network that sizes.py lets in. As Triton 3.6 builds
-# them, kernels of 64 rows read beyond their shared memory (compute-sanitizer): forward with chunks
-# of 32, backward with any; some of these gave wrong gradients instead. Backward is left with 32
-# rows, for which the compiler uses other instructions.
-FORWARD_TILES = (
+# The first fits a Hopper GPU for every network that sizes.py lets in. As Triton 3.6 builds them,
+# kernels of 64 rows with chunks of 32 read beyond their shared memory (compute-sanitizer).
+TILES = (
     tile(BLOCK_M=32, CHUNK=32, num_warps=4, num_stages=2),
     tile(BLOCK_M=64, CHUNK=64, num_warps=4, num_stages=2),
+    tile(BLOCK_M=64, CHUNK=64, num_warps=8, num_stages=2),
+    tile(BLOCK_M=64, CHUNK=128, num_warps=4, num_stages=2),
     tile(BLOCK_M=128, CHUNK=64, num_warps=8, num_stages=2),
-    tile(BLOCK_M=128, CHUNK=32, num_warps=8, num_stages=3),
-)
-BACKWARD_TILES = (
-    tile(BLOCK_M=32, CHUNK=32, num_warps=4, num_stages=1),
-    tile(BLOCK_M=32, CHUNK=64, num_warps=8, num_stages=2),
+    tile(BLOCK_M=128, CHUNK=32, num_warps=8, num_stages=2),
 )
 
 
 def forward(
-    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], activation: str, last: bool
-) -> Tensor:
-    """The result (T, B, SL), fresh and contiguous. Weights and biases must be contiguous."""
+    x: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    activation: str,
+    last: bool,
+    save: bool,
+) -> tuple[Tensor, Tensor]:
+    """The result (T, B, SL), fresh and contiguous, and with `save` what backward needs (else
+    empty). Weights and biases must be contiguous."""
     towers, batch, _ = x.shape
-    out = torch.empty(towers, batch, weights[-1].shape[1], dtype=x.dtype, device=x.device)
+    widths = [w.shape[1] for w in weights]
+    out = torch.empty(towers, batch, widths[-1], dtype=x.dtype, device=x.device)
+    width = starts(widths if last else widths[:-1])[-1] if save else 0
+    kept = x.new_empty(towers, batch, width) if save else x.new_empty(0)
 
     def run(choice: Tile) -> None:
         launch(
@@ -60,14 +70,19 @@ def forward(
             *four(weights, x),
             *four(biases, x),
             out,
+            kept,
             batch,
             *x.stride(),
-            **constants(x, weights, biases, activation, last),
+            HAS_BIAS=len(biases) > 0,
+            SAVE=save,
+            KEEP_SUM=activation in FROM_SUM,
+            KEPT=width,
+            **constants(x, weights, activation, last),
             **choice.options(),
         )
 
-    choose_and_run("fused_mlp_fwd", x, weights, FORWARD_TILES, run)
-    return out
+    choose_and_run("fused_mlp_fwd", x, weights, TILES, run)
+    return out, kept
 
 
 def grid_of(x: Tensor, choice: Tile) -> tuple[int, int]:
@@ -80,19 +95,18 @@ def four(tensors: Sequence[Tensor], filler: Tensor) -> tuple[Tensor, ...]:
     return (*tensors, *[filler] * (4 - len(tensors)))
 
 
-def constants(
-    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], activation: str, last: bool
-) -> dict[str, Any]:
-    """Constants that both kernels have."""
+def constants(x: Tensor, weights: Sequence[Tensor], activation: str, last: bool) -> dict[str, Any]:
+    """Constants that the kernels share: widths S, padded widths P, first columns C of layers."""
     sizes = [x.shape[2], *(w.shape[1] for w in weights)]
     sizes += [1] * (5 - len(sizes))
     return {
         "LAYERS": len(weights),
-        "HAS_BIAS": len(biases) > 0,
         "ACTIVATION": activation,
+        "HAS_LAST": last,
         "LAST": activation if last else "none",
         **{f"S{i}": size for i, size in enumerate(sizes)},
         **{f"P{i}": block(size) for i, size in enumerate(sizes)},
+        **{f"C{i + 1}": start for i, start in enumerate(starts(sizes[1:])[:4])},
         **number_types(x.dtype),
     }
 
@@ -105,7 +119,7 @@ def choose_and_run(
     run: Callable[[Tile], None],
 ) -> None:
     """Launch with the best of `tiles` for these sizes."""
-    sizes = (*x.shape, *(w.shape[1] for w in weights))
+    sizes = (*x.shape, *(w.shape[1] for w in weights))  # saving or not, the best tile is the same
     with on_device(x):
         run(choose(op, sizes, x.dtype, tiles, run))
 
@@ -152,33 +166,6 @@ def layer(
 
 
 @triton.jit
-def first_chunk(
-    x,
-    weight_ptr,
-    bias_ptr,
-    columns,
-    S0: tl.constexpr,
-    S1: tl.constexpr,
-    P0: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    PRECISION: tl.constexpr,
-    SUM: tl.constexpr,
-):
-    """Some columns of the first layer, up to its activation."""
-    weight = weight_tile(weight_ptr, columns, tl.arange(0, P0), S1, S0, True)
-    z = tl.dot(x, weight, input_precision=PRECISION, out_dtype=SUM)
-    return add_bias(z, bias_ptr, columns, S1, HAS_BIAS)
-
-
-@triton.jit
-def store_rows(ptr, value, rows, columns, num_rows, SIZE: tl.constexpr):
-    """Write a tile of a contiguous (num_rows, SIZE)."""
-    mask = (rows[:, None] < num_rows) & (columns[None, :] < SIZE)
-    places = ptr + rows[:, None] * SIZE + columns[None, :]
-    tl.store(places, narrow(value, ptr.dtype.element_ty), mask=mask)
-
-
-@triton.jit
 def load_rows(ptr, rows, columns, num_rows, stride_m, stride_k, SIZE: tl.constexpr):
     """Some rows of a matrix of SIZE columns, zero outside."""
     mask = (rows[:, None] < num_rows) & (columns[None, :] < SIZE)
@@ -187,40 +174,42 @@ def load_rows(ptr, rows, columns, num_rows, stride_m, stride_k, SIZE: tl.constex
 
 
 @triton.jit
-def two_layers(
-    x,
-    w1,
-    b1,
-    w2,
-    b2,
-    hidden_ptr,
+def store_columns(
+    ptr,
+    value,
     rows,
+    columns,
     num_rows,
-    S0: tl.constexpr,
-    S1: tl.constexpr,
-    S2: tl.constexpr,
-    P0: tl.constexpr,
-    P2: tl.constexpr,
-    KEEP: tl.constexpr,
-    DTYPE: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    PRECISION: tl.constexpr,
-    SUM: tl.constexpr,
-    CHUNK: tl.constexpr,
+    SIZE: tl.constexpr,
+    START: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):
-    """The first two layers up to the second's activation; KEEP: the first is written to memory."""
-    outs = tl.arange(0, P2)
-    z = tl.zeros((x.shape[0], P2), SUM)
-    for start in range(0, S1, CHUNK):
-        columns = start + tl.arange(0, CHUNK)
-        h = first_chunk(x, w1, b1, columns, S0, S1, P0, HAS_BIAS, PRECISION, SUM)
-        h = narrow(activate(h, ACTIVATION), DTYPE)
-        if KEEP:
-            store_rows(hidden_ptr, wide(h), rows, columns, num_rows, S1)
-        weight = weight_tile(w2, outs, columns, S2, S1, True)
-        z = tl.dot(operand(h), weight, z, PRECISION, out_dtype=SUM)
-    return add_bias(z, b2, outs, S2, HAS_BIAS)
+    """Write a tile of the SIZE columns that begin at column START of (num_rows, WIDTH)."""
+    mask = (rows[:, None] < num_rows) & (columns[None, :] < SIZE)
+    places = ptr + rows[:, None] * WIDTH + (START + columns)[None, :]
+    tl.store(places, narrow(value, ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def finish(
+    z,
+    kept_ptr,
+    rows,
+    columns,
+    num_rows,
+    SIZE: tl.constexpr,
+    START: tl.constexpr,
+    KEPT: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    SAVE: tl.constexpr,
+    KEEP_SUM: tl.constexpr,
+):
+    """A layer from its sum, in the storage type; with SAVE what backward needs of it is written."""
+    h = narrow(activate(z, ACTIVATION), kept_ptr.dtype.element_ty)
+    if SAVE:
+        what = z if KEEP_SUM else wide(h)
+        store_columns(kept_ptr, what, rows, columns, num_rows, SIZE, START, KEPT)
+    return h
 
 
 @triton.jit
@@ -235,13 +224,18 @@ def fused_mlp_fwd_kernel(
     bias_3,
     bias_4,
     out_ptr,
+    kept_ptr,
     num_rows,
     stride_x_t,
     stride_x_m,
     stride_x_k,
-    LAYERS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    SAVE: tl.constexpr,
+    KEEP_SUM: tl.constexpr,
+    KEPT: tl.constexpr,
+    LAYERS: tl.constexpr,
     ACTIVATION: tl.constexpr,
+    HAS_LAST: tl.constexpr,
     LAST: tl.constexpr,
     S0: tl.constexpr,
     S1: tl.constexpr,
@@ -253,53 +247,63 @@ def fused_mlp_fwd_kernel(
     P2: tl.constexpr,
     P3: tl.constexpr,
     P4: tl.constexpr,
+    C1: tl.constexpr,
+    C2: tl.constexpr,
+    C3: tl.constexpr,
+    C4: tl.constexpr,
     PRECISION: tl.constexpr,
     SUM: tl.constexpr,
     BLOCK_M: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    dtype: tl.constexpr = x_ptr.dtype.element_ty
     tower = tl.program_id(1).to(tl.int64)
     rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     x_tower, ins = x_ptr + tower * stride_x_t, tl.arange(0, P0)
     x = operand(load_rows(x_tower, rows, ins, num_rows, stride_x_m, stride_x_k, S0))
+    kept = kept_ptr + tower * num_rows * KEPT
     w1, b1 = weight_1 + tower * S1 * S0, bias_1 + tower * S1
     w2, b2 = weight_2 + tower * S2 * S1, bias_2 + tower * S2
-    z = two_layers(
-        x,
-        w1,
-        b1,
-        w2,
-        b2,
-        out_ptr,
-        rows,
-        num_rows,
-        S0,
-        S1,
-        S2,
-        P0,
-        P2,
-        False,
-        dtype,
-        ACTIVATION,
-        HAS_BIAS,
-        PRECISION,
-        SUM,
-        CHUNK,
-    )
+
+    KEEP_LAST: tl.constexpr = SAVE and HAS_LAST
+
+    # The first two layers.
+    outs = tl.arange(0, P2)
+    z = tl.zeros((BLOCK_M, P2), SUM)
+    for start in range(0, S1, CHUNK):
+        chunk = start + tl.arange(0, CHUNK)
+        weight = weight_tile(w1, chunk, ins, S1, S0, True)
+        first = tl.dot(x, weight, input_precision=PRECISION, out_dtype=SUM)
+        first = add_bias(first, b1, chunk, S1, HAS_BIAS)
+        h = finish(first, kept, rows, chunk, num_rows, S1, C1, KEPT, ACTIVATION, SAVE, KEEP_SUM)
+        z = tl.dot(
+            operand(h), weight_tile(w2, outs, chunk, S2, S1, True), z, PRECISION, out_dtype=SUM
+        )
+    z = add_bias(z, b2, outs, S2, HAS_BIAS)
+
     if LAYERS == 2:
+        h = finish(z, kept, rows, outs, num_rows, S2, C2, KEPT, LAST, KEEP_LAST, KEEP_SUM)
         out = out_ptr + tower * num_rows * S2
-        store_rows(out, activate(z, LAST), rows, tl.arange(0, P2), num_rows, S2)
+        store_columns(out, wide(h), rows, outs, num_rows, S2, 0, S2)
     else:
-        h2 = operand(narrow(activate(z, ACTIVATION), dtype))
+        h = finish(z, kept, rows, outs, num_rows, S2, C2, KEPT, ACTIVATION, SAVE, KEEP_SUM)
         w3, b3 = weight_3 + tower * S3 * S2, bias_3 + tower * S3
-        z3 = layer(h2, w3, b3, S2, S3, P2, P3, HAS_BIAS, PRECISION, SUM)
+        z = layer(operand(h), w3, b3, S2, S3, P2, P3, HAS_BIAS, PRECISION, SUM)
+        outs3 = tl.arange(0, P3)
         if LAYERS == 3:
-            out = out_ptr + tower * num_rows * S3
-            store_rows(out, activate(z3, LAST), rows, tl.arange(0, P3), num_rows, S3)
+            h = finish(
+                z, kept, rows, outs3, num_rows, S3, C3, KEPT, LAST, SAVE and HAS_LAST, KEEP_SUM
+            )
+            store_columns(
+                out_ptr + tower * num_rows * S3, wide(h), rows, outs3, num_rows, S3, 0, S3
+            )
         else:
-            h3 = operand(narrow(activate(z3, ACTIVATION), dtype))
+            h = finish(z, kept, rows, outs3, num_rows, S3, C3, KEPT, ACTIVATION, SAVE, KEEP_SUM)
             w4, b4 = weight_4 + tower * S4 * S3, bias_4 + tower * S4
-            z4 = layer(h3, w4, b4, S3, S4, P3, P4, HAS_BIAS, PRECISION, SUM)
-            out = out_ptr + tower * num_rows * S4
-            store_rows(out, activate(z4, LAST), rows, tl.arange(0, P4), num_rows, S4)
+            z = layer(operand(h), w4, b4, S3, S4, P3, P4, HAS_BIAS, PRECISION, SUM)
+            outs4 = tl.arange(0, P4)
+            h = finish(
+                z, kept, rows, outs4, num_rows, S4, C4, KEPT, LAST, SAVE and HAS_LAST, KEEP_SUM
+            )
+            store_columns(
+                out_ptr + tower * num_rows * S4, wide(h), rows, outs4, num_rows, S4, 0, S4
+            )

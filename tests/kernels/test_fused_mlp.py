@@ -22,8 +22,11 @@ from tests.kernels import checks
 def _small_tiles() -> Iterator[None]:
     """In the interpreter tiles so small that a small network has several."""
     with ExitStack() as stack:
-        for op in ("fused_mlp_fwd", "fused_mlp_bwd") if is_interpreted() else ():
-            stack.enter_context(pinned(op, tile(BLOCK_M=16, CHUNK=16)))
+        if is_interpreted():
+            for op in ("fused_mlp_fwd", "fused_mlp_bwd"):
+                stack.enter_context(pinned(op, tile(BLOCK_M=16, CHUNK=16)))
+            small = tile(BLOCK_M=16, BLOCK_O=16, BLOCK_I=16)
+            stack.enter_context(pinned("fused_mlp_weights", small))
         yield
 
 
@@ -153,6 +156,17 @@ def test_an_input_that_needs_no_gradient_gets_none(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", checks.DEVICES)
+def test_without_what_forward_kept_it_is_computed_again(device: str) -> None:
+    op = torch.ops.kernels.fused_mlp.default
+
+    def run(x: Tensor, *rest: Tensor) -> Tensor:
+        weights, biases = [w[None] for w in rest[:2]], [b[None] for b in rest[2:]]
+        return op(x[None], weights, biases, "gelu", True, False)[0][0]
+
+    checks.against(run, _plain(2, "gelu", True), _inputs(4, 5, 6, 4, device=device))
+
+
+@pytest.mark.parametrize("device", checks.DEVICES)
 def test_is_the_same_each_time(device: str) -> None:
     checks.same_each_time(_op(2), _inputs(20, 5, 6, 4, dtype=torch.bfloat16, device=device))
 
@@ -185,7 +199,7 @@ def test_a_network_too_wide_for_a_kernel_runs_layer_by_layer() -> None:
 def test_passes_opcheck() -> None:
     inputs = [x.requires_grad_() for x in _inputs(2, 3, 4, 2, towers=2)]
     op = torch.ops.kernels.fused_mlp.default
-    torch.library.opcheck(op, (inputs[0], inputs[1:3], inputs[3:], "relu", False))
+    torch.library.opcheck(op, (inputs[0], inputs[1:3], inputs[3:], "relu", False, True))
 
 
 def test_refuses_shapes_that_do_not_fit() -> None:

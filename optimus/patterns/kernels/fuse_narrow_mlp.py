@@ -27,10 +27,11 @@ from kernels.fused_mlp import fused_mlp
 from kernels.fused_mlp.sizes import fits
 from optimus.editor import Editor
 from optimus.kernel_gate import Form, verdict
-from optimus.legality import tensor_of
+from optimus.legality import tensor_of, value_of
 from optimus.merging import has_plain_parameters
 from optimus.ops import arguments, op_of
 from optimus.pattern import Example, Match, Miss, Pattern
+from optimus.values import requires_grad
 
 # Backward has a product for each weight either way; see benchmarks/results/kernels.csv.
 FEWEST_ROWS_IN_TRAINING = 16384
@@ -73,8 +74,11 @@ class FuseNarrowMlp(Pattern):
         num, last = match["layers"], match["last"]
         weights, biases = towers[1 : num + 1], towers[num + 1 :]
         target = torch.ops.kernels.fused_mlp.default
-        out = edit.call(target, towers[0], weights, biases, match["name"], last is not None)
-        edit.replace(last or match.anchor, edit.call("squeeze", out, 0))
+        old = last or match.anchor
+        how = (match["name"], last is not None, requires_grad(value_of(old)))
+        results = edit.call(target, towers[0], weights, biases, *how)
+        (out,) = edit.items(results, [0])
+        edit.replace(old, edit.call("squeeze", out, 0))
 
     def ungated(self) -> FuseNarrowMlp:
         return replace(self, gate="always")

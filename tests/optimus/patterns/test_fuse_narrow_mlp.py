@@ -36,11 +36,19 @@ def test_golden() -> None:
 unsqueeze = unsqueeze(x, 0)
 unsqueeze_1 = unsqueeze(w1, 0)
 unsqueeze_2 = unsqueeze(w2, 0)
-fused_mlp_default = fused_mlp.default(unsqueeze, [unsqueeze_1, unsqueeze_2], [], 'silu', False)
-squeeze = squeeze(fused_mlp_default, 0)
+fused_mlp_default = fused_mlp.default(unsqueeze, [unsqueeze_1, unsqueeze_2], [], 'silu', False, False)
+getitem = getitem(fused_mlp_default, 0)
+squeeze = squeeze(getitem, 0)
 sigmoid = sigmoid(squeeze)
-return sigmoid""",
+return sigmoid""",  # noqa: E501
     )
+
+
+def test_keeps_what_backward_needs_where_there_is_one() -> None:
+    mlp = _mlp(5, 4, 3)
+    assert "'relu', False, True)" in fuse(FuseNarrowMlp(), mlp, (X,)).text
+    frozen = mlp.requires_grad_(False)
+    assert "'relu', False, False)" in fuse(FuseNarrowMlp(), frozen, (X,)).text
 
 
 @pytest.mark.parametrize("act", [nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid])
