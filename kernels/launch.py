@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels import descriptors
+
 _ON_GPU = (torch.float16, torch.bfloat16, torch.float32)
 _INTERPRETED = (*_ON_GPU, torch.float64)
 
@@ -54,13 +56,30 @@ def on_device(tensor: Tensor) -> AbstractContextManager[Any]:
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
     """Launch a Triton kernel; within `compiling_only` it is compiled and not launched, within
-    `tracing` the launch becomes a node of the graph that is traced."""
-    if _here.compiling_only:
-        kernel.warmup(*args, grid=grid, **options)
+    `tracing` the launch becomes a node of the graph that is traced. `args` may be Blocks."""
+    if _here.tracing and any(isinstance(arg, descriptors.Blocks) for arg in args):
+        descriptors.trace(kernel, grid, args, options)
     elif _here.tracing:
         torch.library.wrap_triton(kernel)[grid](*args, **options)
+    elif _here.compiling_only:
+        kernel.warmup(*descriptors.described(args), grid=grid, **options)
     else:
-        kernel[grid](*args, **options)
+        kernel[grid](*descriptors.described(args), **options)
+
+
+def can_describe(*matrices: Tensor) -> bool:
+    """Whether kernels can load and store these matrices by TMA: on a GPU that has it or in the
+    interpreter, with addresses and distances of rows that are multiples of 16 bytes."""
+    on_device = is_interpreted() or all(descriptors.has_tma(m.device) for m in matrices)
+    return on_device and all(descriptors.fits(m, _offset(m)) for m in matrices)
+
+
+def _offset(tensor: Tensor) -> int | torch.SymInt:
+    """Where it begins, in bytes past some multiple of 16. What is traced has no address yet, but
+    the compiler aligns storages, and copies inputs that come less aligned than they were traced."""
+    if _here.tracing:
+        return tensor.storage_offset() * tensor.itemsize
+    return tensor.data_ptr()
 
 
 @contextmanager

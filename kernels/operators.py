@@ -104,8 +104,11 @@ def _stand_in(value: Any) -> Any:
     """A real tensor that looks like a traced one."""
     if not isinstance(value, Tensor):
         return value
-    sizes, strides = map(hint, value.shape), map(hint, value.stride())
-    return torch.empty_strided(tuple(sizes), tuple(strides), dtype=value.dtype, device=value.device)
+    sizes, strides = tuple(map(hint, value.shape)), tuple(map(hint, value.stride()))
+    offset = hint(value.storage_offset()) % 16  # elements: as well aligned, by which tiles differ
+    reach = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+    room = torch.empty(offset + max(reach, 0) + 1, dtype=value.dtype, device=value.device)
+    return room.as_strided(sizes, strides, offset)
 
 
 def operator(

@@ -52,12 +52,33 @@ def narrow(x, dtype: tl.constexpr):
 
 
 @triton.jit
-def activate(z, ACTIVATION: tl.constexpr):
-    """The activation of `z`, which is float32 or float64; names as in kernels.activations."""
+def normal_share(z):
+    """The share of the normal distribution below `z`, float32, to within 3.2e-5 of itself.
+
+    erfc(s) is exp(-s^2) times a polynomial in 1 / (1 + p s), as in Abramowitz and Stegun, 7.1.26,
+    here fitted for the least relative error: it holds in the tails too, where 1 + erf cancels.
+    """
+    s = tl.abs(z) * 0.7071067811865476
+    t = 1.0 / (1.0 + 0.535 * s)
+    fit = 0.3157696118549017 + t * (
+        0.1776048390736771 + t * (0.3864823449952679 - 0.1808533168749222 * t)
+    )
+    tail = 0.5 * t * (0.3009647974538217 + t * fit) * tl.exp(-s * s)
+    return tl.where(z < 0, tail, 1.0 - tail)
+
+
+@triton.jit
+def activate(z, ACTIVATION: tl.constexpr, dtype: tl.constexpr):
+    """The activation of `z`, which is float32 or float64, as exactly as `dtype` can hold it; names
+    as in kernels.activations. The result has z's type."""
     if ACTIVATION == "relu":
         return tl.where(z < 0, 0.0, z).to(z.dtype)  # NaN stays NaN
     elif ACTIVATION == "gelu":
-        return 0.5 * z * (1 + tl.math.erf(z * 0.7071067811865476))
+        # erf took a fifth of the time of a gated linear unit on an H200.
+        if dtype == tl.bfloat16 or dtype == tl.float16:  # noqa: PLR1714  Triton has no `in`
+            return z * normal_share(z)
+        else:
+            return 0.5 * z * (1 + tl.math.erf(z * 0.7071067811865476))
     elif ACTIVATION == "gelu_tanh":
         return z * tl.sigmoid(1.5957691216057308 * (z + 0.044715 * z * z * z))
     elif ACTIVATION == "silu":

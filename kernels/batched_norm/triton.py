@@ -204,7 +204,7 @@ def batched_norm_fwd_kernel(
             x_ptr + b * stride_b + n * stride_n + d.to(tl.int64) * stride_d, mask=inside, other=0.0
         )
         normal, _ = normalize(wide(x), is_column, width, EPS, CENTERED)
-        out = activate(normal * weight + bias, ACTIVATION)
+        out = activate(normal * weight + bias, ACTIVATION, out_ptr.dtype.element_ty)
         places = (b * num_slices + n) * width + d
         tl.store(out_ptr + places, narrow(out, out_ptr.dtype.element_ty), mask=inside)
 

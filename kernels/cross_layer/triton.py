@@ -12,16 +12,26 @@ Shapes: x0, x, result (B, N), y (B, K), weight (N, K), bias (N,).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from kernels.launch import launch, on_device
-from kernels.matmul import TILES, add_bias, multiply, num_tiles, number_types, place_of
-from kernels.tiles import narrow, wide
+from kernels.matmul import (
+    TILES,
+    TMA_TILES,
+    add_bias,
+    argument,
+    load_tile,
+    menu,
+    multiply,
+    num_tiles,
+    options,
+    place_of,
+    store_tile,
+)
+from kernels.tiles import wide
 from kernels.tuning import Tile, choose
 
 
@@ -34,12 +44,12 @@ def forward(
         launch(
             cross_layer_fwd_kernel,
             _grid(out, choice),
-            x0,
-            y,
-            weight,
+            argument(x0, choice, "BLOCK_M", "BLOCK_N"),
+            argument(y, choice, "BLOCK_M", "BLOCK_K"),
+            argument(weight, choice, "BLOCK_N", "BLOCK_K"),
             weight if bias is None else bias,
-            x,
-            out,
+            argument(x, choice, "BLOCK_M", "BLOCK_N"),
+            argument(out, choice, "BLOCK_M", "BLOCK_N"),
             *out.shape,
             y.shape[1],
             *x0.stride(),
@@ -47,11 +57,12 @@ def forward(
             *weight.stride(),
             *x.stride(),
             HAS_BIAS=bias is not None,
-            **number_types(y.dtype),
-            **choice.options(),
+            **options(choice, y.dtype),
         )
 
-    _choose_and_run("cross_layer_fwd", out, y, run)
+    tiles = menu(TILES, TMA_TILES, y, weight, x0, x, out)
+    with on_device(y):
+        run(choose("cross_layer_fwd", (*out.shape, y.shape[1]), y.dtype, tiles, run))
 
 
 def backward(
@@ -71,13 +82,13 @@ def backward(
         launch(
             cross_layer_bwd_kernel,
             _grid(grad, choice),
-            grad,
-            x0,
-            y,
-            weight,
+            argument(grad, choice, "BLOCK_M", "BLOCK_N"),
+            argument(x0, choice, "BLOCK_M", "BLOCK_N"),
+            argument(y, choice, "BLOCK_M", "BLOCK_K"),
+            argument(weight, choice, "BLOCK_N", "BLOCK_K"),
             weight if bias is None else bias,
-            grad_x0,
-            projected,
+            argument(grad_x0, choice, "BLOCK_M", "BLOCK_N"),
+            argument(projected, choice, "BLOCK_M", "BLOCK_N"),
             partial,
             *grad.shape,
             y.shape[1],
@@ -86,11 +97,12 @@ def backward(
             *y.stride(),
             *weight.stride(),
             HAS_BIAS=bias is not None,
-            **number_types(y.dtype),
-            **choice.options(),
+            **options(choice, y.dtype),
         )
 
-    _choose_and_run("cross_layer_bwd", grad, y, run)
+    tiles = menu(TILES, TMA_TILES, y, weight, grad, x0, grad_x0, projected)
+    with on_device(y):
+        run(choose("cross_layer_bwd", (*grad.shape, y.shape[1]), y.dtype, tiles, run))
     grad_bias = grad.new_empty(0) if bias is None else partial.sum(0).to(bias.dtype)
     return grad_x0, projected, grad_bias
 
@@ -99,19 +111,14 @@ def _grid(out: Tensor, choice: Tile) -> tuple[int]:
     return (num_tiles(out.shape[0], out.shape[1], choice),)
 
 
-def _choose_and_run(op: str, out: Tensor, y: Tensor, run: Callable[[Tile], None]) -> None:
-    with on_device(y):
-        run(choose(op, (*out.shape, y.shape[1]), y.dtype, TILES, run))
-
-
 @triton.jit
 def cross_layer_fwd_kernel(
-    x0_ptr,
-    y_ptr,
-    weight_ptr,
+    x0,
+    y,
+    weight,
     bias_ptr,
-    x_ptr,
-    out_ptr,
+    x,
+    out,
     num_rows,
     num_columns,
     depth,
@@ -126,16 +133,17 @@ def cross_layer_fwd_kernel(
     HAS_BIAS: tl.constexpr,
     PRECISION: tl.constexpr,
     SUM: tl.constexpr,
+    TMA: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    rows, columns, _ = place_of(tl.program_id(0), num_rows, num_columns, BLOCK_M, BLOCK_N)
+    row, column = place_of(tl.program_id(0), num_rows, num_columns, BLOCK_M, BLOCK_N)
     z = multiply(
-        y_ptr,
-        weight_ptr,
-        rows,
-        columns,
+        y,
+        weight,
+        row,
+        column,
         num_rows,
         num_columns,
         depth,
@@ -145,27 +153,32 @@ def cross_layer_fwd_kernel(
         stride_weight_k,
         PRECISION,
         SUM,
+        TMA,
+        BLOCK_M,
+        BLOCK_N,
         BLOCK_K,
     )
     if HAS_BIAS:
-        z = add_bias(z, bias_ptr, columns, num_columns)
-    inside = (rows[:, None] < num_rows) & (columns[None, :] < num_columns)
-    wide_columns = columns.to(tl.int64)[None, :]
-    x0 = tl.load(x0_ptr + rows[:, None] * stride_x0_m + wide_columns * stride_x0_n, mask=inside)
-    x = tl.load(x_ptr + rows[:, None] * stride_x_m + wide_columns * stride_x_n, mask=inside)
-    out = narrow(wide(x0) * z + wide(x), out_ptr.dtype.element_ty)
-    tl.store(out_ptr + rows[:, None] * num_columns + wide_columns, out, mask=inside)
+        z = add_bias(z, bias_ptr, column + tl.arange(0, BLOCK_N), num_columns)
+    x0_tile = load_tile(
+        x0, row, column, num_rows, num_columns, stride_x0_m, stride_x0_n, TMA, BLOCK_M, BLOCK_N
+    )
+    x_tile = load_tile(
+        x, row, column, num_rows, num_columns, stride_x_m, stride_x_n, TMA, BLOCK_M, BLOCK_N
+    )
+    value = wide(x0_tile) * z + wide(x_tile)
+    store_tile(out, value, row, column, num_rows, num_columns, TMA, BLOCK_M, BLOCK_N)
 
 
 @triton.jit
 def cross_layer_bwd_kernel(
-    grad_ptr,
-    x0_ptr,
-    y_ptr,
-    weight_ptr,
+    grad,
+    x0,
+    y,
+    weight,
     bias_ptr,
-    grad_x0_ptr,
-    projected_ptr,
+    grad_x0,
+    projected,
     partial_ptr,
     num_rows,
     num_columns,
@@ -181,16 +194,17 @@ def cross_layer_bwd_kernel(
     HAS_BIAS: tl.constexpr,
     PRECISION: tl.constexpr,
     SUM: tl.constexpr,
+    TMA: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    rows, columns, tile_m = place_of(tl.program_id(0), num_rows, num_columns, BLOCK_M, BLOCK_N)
+    row, column = place_of(tl.program_id(0), num_rows, num_columns, BLOCK_M, BLOCK_N)
     z = multiply(
-        y_ptr,
-        weight_ptr,
-        rows,
-        columns,
+        y,
+        weight,
+        row,
+        column,
         num_rows,
         num_columns,
         depth,
@@ -200,27 +214,33 @@ def cross_layer_bwd_kernel(
         stride_weight_k,
         PRECISION,
         SUM,
+        TMA,
+        BLOCK_M,
+        BLOCK_N,
         BLOCK_K,
     )
-    inside = (rows[:, None] < num_rows) & (columns[None, :] < num_columns)
-    wide_columns = columns.to(tl.int64)[None, :]
-    grad = tl.load(
-        grad_ptr + rows[:, None] * stride_grad_m + wide_columns * stride_grad_n,
-        mask=inside,
-        other=0.0,
-    )
-    x0 = tl.load(
-        x0_ptr + rows[:, None] * stride_x0_m + wide_columns * stride_x0_n, mask=inside, other=0.0
-    )
-    projected = wide(grad) * wide(x0)
+    columns = column + tl.arange(0, BLOCK_N)
     if HAS_BIAS:
         z = add_bias(z, bias_ptr, columns, num_columns)
-        tl.store(
-            partial_ptr + tile_m.to(tl.int64) * num_columns + columns,
-            tl.sum(projected, 0),
-            mask=columns < num_columns,
-        )
-    places = rows[:, None] * num_columns + wide_columns
-    grad_x0 = narrow(wide(grad) * z, grad_x0_ptr.dtype.element_ty)
-    tl.store(grad_x0_ptr + places, grad_x0, mask=inside)
-    tl.store(projected_ptr + places, narrow(projected, projected_ptr.dtype.element_ty), mask=inside)
+    grad_tile = load_tile(
+        grad,
+        row,
+        column,
+        num_rows,
+        num_columns,
+        stride_grad_m,
+        stride_grad_n,
+        TMA,
+        BLOCK_M,
+        BLOCK_N,
+    )
+    of_x0 = wide(grad_tile) * z  # written before x0 is loaded: z's registers are free then
+    store_tile(grad_x0, of_x0, row, column, num_rows, num_columns, TMA, BLOCK_M, BLOCK_N)
+    x0_tile = load_tile(
+        x0, row, column, num_rows, num_columns, stride_x0_m, stride_x0_n, TMA, BLOCK_M, BLOCK_N
+    )
+    of_z = wide(grad_tile) * wide(x0_tile)
+    store_tile(projected, of_z, row, column, num_rows, num_columns, TMA, BLOCK_M, BLOCK_N)
+    if HAS_BIAS:
+        places = (row // BLOCK_M).to(tl.int64) * num_columns + columns
+        tl.store(partial_ptr + places, tl.sum(of_z, 0), mask=columns < num_columns)

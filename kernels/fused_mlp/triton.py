@@ -205,7 +205,8 @@ def finish(
     KEEP_SUM: tl.constexpr,
 ):
     """A layer from its sum, in the storage type; with SAVE what backward needs of it is written."""
-    h = narrow(activate(z, ACTIVATION), kept_ptr.dtype.element_ty)
+    dtype: tl.constexpr = kept_ptr.dtype.element_ty
+    h = narrow(activate(z, ACTIVATION, dtype), dtype)
     if SAVE:
         what = z if KEEP_SUM else wide(h)
         store_columns(kept_ptr, what, rows, columns, num_rows, SIZE, START, KEPT)

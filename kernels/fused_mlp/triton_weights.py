@@ -316,6 +316,7 @@ def weight_gradient(
     outs = tile // tiles_in * BLOCK_O + tl.arange(0, block_o)
     ins = tile % tiles_in * BLOCK_I + tl.arange(0, block_i)
     total = tl.zeros((block_o, block_i), SUM)
+    dtype: tl.constexpr = h_ptr.dtype.element_ty
     # A sum over rows as a product with ones stays on the tensor cores.
     ones = narrow(tl.full((BLOCK_M, 16), 1.0, SUM), before_ptr.dtype.element_ty)
     bias = tl.zeros((block_o, 16), SUM)
@@ -324,7 +325,7 @@ def weight_gradient(
         g = load_rows(before_ptr, rows, outs, num_rows, stride_before_m, stride_before_k, OUT)
         h = load_rows(h_ptr, rows, ins, num_rows, stride_h_m, stride_h_k, IN)
         if ACTIVATION != "none":
-            h = narrow(activate(wide(h), ACTIVATION), h_ptr.dtype.element_ty)
+            h = narrow(activate(wide(h), ACTIVATION, dtype), dtype)
         g = operand(g).T
         total = tl.dot(g, operand(h), total, PRECISION, out_dtype=SUM)
         if HAS_BIAS:

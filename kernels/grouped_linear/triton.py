@@ -203,7 +203,8 @@ def grouped_linear_fwd_kernel(
     if HAS_BIAS:
         bias = bias_ptr + tl.load(row + 5)
         total += wide(tl.load(bias + outs, mask=outs < num_out, other=0.0))[None, :]
-    out = narrow(activate(total, ACTIVATION), out_ptr.dtype.element_ty)
+    dtype: tl.constexpr = out_ptr.dtype.element_ty
+    out = narrow(activate(total, ACTIVATION, dtype), dtype)
     out_places = rows[:, None] * stride_out + first_out + outs[None, :]
     tl.store(out_ptr + out_places, out, mask=is_row & is_out)
 

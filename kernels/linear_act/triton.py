@@ -17,7 +17,18 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.launch import launch, on_device
-from kernels.matmul import TILES, add_bias, multiply, num_tiles, number_types, place_of
+from kernels.matmul import (
+    TILES,
+    TMA_TILES,
+    add_bias,
+    argument,
+    menu,
+    multiply,
+    num_tiles,
+    options,
+    place_of,
+    store_tile,
+)
 from kernels.tiles import activate, narrow, slope_at, sum_type, wide
 from kernels.tuning import Tile, choose, num_programs, tile
 
@@ -41,11 +52,11 @@ def forward(
         launch(
             linear_act_fwd_kernel,
             (num_tiles(rows, columns, choice),),
-            x,
-            weight,
+            argument(x, choice, "BLOCK_M", "BLOCK_K"),
+            argument(weight, choice, "BLOCK_N", "BLOCK_K"),
             x if bias is None else bias,
-            out,
-            z,
+            argument(out, choice, "BLOCK_M", "BLOCK_N"),
+            argument(z, choice, "BLOCK_M", "BLOCK_N") if save else z,
             rows,
             columns,
             x.shape[1],
@@ -54,12 +65,12 @@ def forward(
             HAS_BIAS=bias is not None,
             ACTIVATION=activation,
             SAVE=save,
-            **number_types(x.dtype),
-            **choice.options(),
+            **options(choice, x.dtype),
         )
 
     with on_device(x):
-        run(choose("linear_act_fwd", (*x.shape, columns, int(save)), x.dtype, TILES, run))
+        tiles = menu(TILES, TMA_TILES, x, weight, out)
+        run(choose("linear_act_fwd", (*x.shape, columns, int(save)), x.dtype, tiles, run))
     return out, z
 
 
@@ -101,11 +112,11 @@ def backward(grad: Tensor, saved: Tensor, activation: str) -> tuple[Tensor, Tens
 
 @triton.jit
 def linear_act_fwd_kernel(
-    x_ptr,
-    weight_ptr,
+    x,
+    weight,
     bias_ptr,
-    out_ptr,
-    z_ptr,
+    out,
+    z_out,
     num_rows,
     num_columns,
     depth,
@@ -118,16 +129,17 @@ def linear_act_fwd_kernel(
     SAVE: tl.constexpr,
     PRECISION: tl.constexpr,
     SUM: tl.constexpr,
+    TMA: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    rows, columns, _ = place_of(tl.program_id(0), num_rows, num_columns, BLOCK_M, BLOCK_N)
+    row, column = place_of(tl.program_id(0), num_rows, num_columns, BLOCK_M, BLOCK_N)
     z = multiply(
-        x_ptr,
-        weight_ptr,
-        rows,
-        columns,
+        x,
+        weight,
+        row,
+        column,
         num_rows,
         num_columns,
         depth,
@@ -137,16 +149,17 @@ def linear_act_fwd_kernel(
         stride_weight_k,
         PRECISION,
         SUM,
+        TMA,
+        BLOCK_M,
+        BLOCK_N,
         BLOCK_K,
     )
     if HAS_BIAS:
-        z = add_bias(z, bias_ptr, columns, num_columns)
-    places = rows[:, None] * num_columns + columns.to(tl.int64)[None, :]
-    mask = (rows[:, None] < num_rows) & (columns[None, :] < num_columns)
-    dtype: tl.constexpr = out_ptr.dtype.element_ty
-    tl.store(out_ptr + places, narrow(activate(z, ACTIVATION), dtype), mask=mask)
+        z = add_bias(z, bias_ptr, column + tl.arange(0, BLOCK_N), num_columns)
+    y = activate(z, ACTIVATION, out.dtype if TMA else out.dtype.element_ty)
+    store_tile(out, y, row, column, num_rows, num_columns, TMA, BLOCK_M, BLOCK_N)
     if SAVE:
-        tl.store(z_ptr + places, narrow(z, dtype), mask=mask)
+        store_tile(z_out, z, row, column, num_rows, num_columns, TMA, BLOCK_M, BLOCK_N)
 
 
 @triton.jit

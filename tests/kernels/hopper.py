@@ -24,7 +24,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from kernels import tuning
+from kernels import descriptors, tuning
 from tests.kernels import launches
 
 SHARED_MEMORY = 227 * 1024
@@ -61,6 +61,7 @@ class _Compiler:
         tuning._chosen = lambda: self.chosen  # type: ignore[assignment]
         tuning._save = lambda: None
         tuning._key = lambda *choice: f"{len(self.chosen)}"
+        descriptors.has_tma = lambda device: True
         torch.cuda.is_current_stream_capturing = lambda: False
 
     def every_tile(self, tiles: Any, run: Callable[[Any], Any]) -> Any:

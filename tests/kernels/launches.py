@@ -29,11 +29,21 @@ def _dot_interaction(dtype: torch.dtype) -> None:
     dot_interaction.backward(out, dense, embedded, False)
 
 
-def _cross_layer(dtype: torch.dtype) -> None:
-    x0, y, weight = (_empty(*s, dtype=dtype) for s in ((8, 3456), (8, 512), (3456, 512)))
-    bias = _empty(3456, dtype=dtype)
+def _cross_layer(dtype: torch.dtype, wide: torch.dtype | None = None) -> None:
+    """`wide`: the type of what is not multiplied, as under autocast."""
+    y, weight = (_empty(*s, dtype=dtype) for s in ((8, 512), (3456, 512)))
+    x0, bias = (_empty(*s, dtype=wide or dtype) for s in ((8, 3456), (3456,)))
     cross_layer.forward(x0, y, weight, bias, x0, x0)
     cross_layer.backward(x0, x0, y, weight, bias)
+
+
+def _in_tf32(launch: Callable[[torch.dtype], None]) -> None:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        launch(torch.float32)
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def _batched_norm(dtype: torch.dtype) -> None:
@@ -76,8 +86,9 @@ def _gated_linear(dtype: torch.dtype) -> None:
 
 
 def _linear_act(dtype: torch.dtype) -> None:
-    x, weight = _empty(64, 479, dtype=dtype), _empty(1024, 479, dtype=dtype)
-    for activation, save in (("relu", False), ("gelu", True)):
+    shapes = ((479, "relu", False), (479, "gelu", True), (512, "relu", False), (512, "gelu", True))
+    for depth, activation, save in shapes:  # of odd rows TMA cannot make a descriptor
+        x, weight = _empty(64, depth, dtype=dtype), _empty(1024, depth, dtype=dtype)
         bias = weight[:, 0].contiguous()
         out, _ = linear_act.forward(x, weight, bias, activation, save)
         linear_act.backward(out, out, activation)
@@ -87,7 +98,9 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "dot_interaction bf16": lambda: _dot_interaction(torch.bfloat16),
     "dot_interaction fp32": lambda: _dot_interaction(torch.float32),
     "cross_layer bf16": lambda: _cross_layer(torch.bfloat16),
+    "cross_layer bf16 in fp32": lambda: _cross_layer(torch.bfloat16, torch.float32),
     "cross_layer fp32": lambda: _cross_layer(torch.float32),
+    "cross_layer tf32": lambda: _in_tf32(_cross_layer),
     "batched_norm bf16": lambda: _batched_norm(torch.bfloat16),
     "batched_norm fp32": lambda: _batched_norm(torch.float32),
     "fused_mlp bf16 13": lambda: _fused_mlp(torch.bfloat16, 13, 512, 256, 128),

@@ -64,6 +64,34 @@ def test_low_rank_is_as_accurate_as_plain_pytorch(
     checks.against(low_rank_cross_layer, _plain_low_rank, inputs)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("autocast", [False, True])
+def test_several_tiles_are_as_accurate_as_plain_pytorch(autocast: bool) -> None:
+    dtype = torch.float32 if autocast else torch.bfloat16
+    inputs = _inputs(150, 136, 72, dtype, "cuda")
+    with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+        checks.against(low_rank_cross_layer, _plain_low_rank, inputs)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "autocast"),
+    [(torch.float32, False), (torch.bfloat16, False), (torch.float32, True)],
+)
+@pytest.mark.parametrize(
+    ("batch", "size", "rank", "bias"),
+    [(19, 24, 40, True), (3, 40, 8, False), (18, 24, 0, True), (0, 8, 0, True)],
+)
+def test_is_as_accurate_when_it_copies_by_tma(
+    batch: int, size: int, rank: int, bias: bool, dtype: torch.dtype, autocast: bool
+) -> None:
+    inputs = _inputs(batch, size, rank, dtype, "cpu", bias)
+    op, plain = (low_rank_cross_layer, _plain_low_rank) if rank else (cross_layer, _plain)
+    small = tile(TMA=1, BLOCK_M=16, BLOCK_N=16, BLOCK_K=16)
+    under = torch.autocast("cpu", torch.bfloat16, enabled=autocast)
+    with pinned("cross_layer_fwd", small), pinned("cross_layer_bwd", small), under:
+        checks.against(op, plain, inputs)
+
+
 @pytest.mark.parametrize("device", checks.DEVICES)
 def test_reads_its_inputs_where_they_lie(device: str) -> None:
     inputs = _inputs(3, 8, 0, torch.float32, device)

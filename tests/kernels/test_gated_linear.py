@@ -66,6 +66,25 @@ def test_is_as_accurate_as_plain_pytorch(
     checks.against(_op("gelu"), _plain("gelu"), inputs)
 
 
+@pytest.mark.gpu
+def test_several_tiles_are_as_accurate_as_plain_pytorch() -> None:
+    inputs = _inputs(150, 72, size=133, dtype=torch.bfloat16, device="cuda")
+    checks.against(_op("gelu"), _plain("gelu"), inputs)
+
+
+@pytest.mark.parametrize("dtype", checks.DTYPES)
+@pytest.mark.parametrize(
+    ("shape", "size", "bias"),
+    [((19, 40), 33, True), ((2, 3, 8), 5, False), ((0, 8), 4, True)],
+)
+def test_is_as_accurate_when_it_loads_by_tma(
+    shape: tuple[int, ...], size: int, bias: bool, dtype: torch.dtype
+) -> None:
+    inputs = _inputs(*shape, size=size, dtype=dtype, bias=bias)
+    with pinned("gated_linear", tile(TMA=1, BLOCK_M=16, BLOCK_N=16, BLOCK_K=16)):
+        checks.against(_op("gelu"), _plain("gelu"), inputs)
+
+
 @pytest.mark.parametrize("device", checks.DEVICES)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_every_activation_is_right(activation: str, device: str) -> None:

@@ -63,6 +63,27 @@ def test_is_as_accurate_as_plain_pytorch(
     checks.against(_op("relu"), _plain("relu"), inputs)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_several_tiles_are_as_accurate_as_plain_pytorch(activation: str) -> None:
+    inputs = _inputs(150, 72, size=136, dtype=torch.bfloat16, device="cuda")
+    checks.against(_op(activation), _plain(activation), inputs)
+
+
+@pytest.mark.parametrize("dtype", checks.DTYPES)
+@pytest.mark.parametrize(
+    ("shape", "size", "bias"),
+    [((19, 40), 24, True), ((2, 3, 8), 8, False), ((0, 8), 8, True)],
+)
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_is_as_accurate_when_it_copies_by_tma(
+    activation: str, shape: tuple[int, ...], size: int, bias: bool, dtype: torch.dtype
+) -> None:
+    inputs = _inputs(*shape, size=size, dtype=dtype, bias=bias)
+    with pinned("linear_act_fwd", tile(TMA=1, BLOCK_M=16, BLOCK_N=16, BLOCK_K=16)):
+        checks.against(_op(activation), _plain(activation), inputs)
+
+
 @pytest.mark.parametrize("device", checks.DEVICES)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_every_activation_is_right(activation: str, device: str) -> None:
