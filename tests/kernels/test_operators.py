@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import pytest
 import torch
 from torch import Tensor
 
 from kernels.batched_norm import batched_norm
 from kernels.cross_layer import low_rank_cross_layer
+from kernels.descriptors import has_tma
 from kernels.dot_interaction import dot_interaction
 from kernels.fused_mlp import fused_mlp
 from kernels.gated_linear import gated_linear
 from kernels.linear_act import linear_act
 from kernels.operators import operator
+from kernels.tuning import pinned, tile
 from tests.kernels import checks
 
 SEEN = {
@@ -27,6 +31,13 @@ SEEN = {
     "linear_act": (linear_act, [(64, 48), (96, 48), (96,)]),
 }
 """Operators that the compiler sees into, with shapes of inputs; the first 64 is the batch."""
+
+COPIES = {
+    "cross_layer": ["cross_layer_fwd", "cross_layer_bwd"],
+    "gated_linear": ["gated_linear"],
+    "linear_act": ["linear_act_fwd"],
+}
+"""Of these, those whose kernels can copy by TMA."""
 
 
 @operator("tests_double", differentiable=False)
@@ -59,15 +70,38 @@ def test_it_passes_opcheck() -> None:
 @pytest.mark.parametrize("name", SEEN)
 def test_inductor_launches_the_kernels_itself(name: str, dynamic: bool) -> None:
     """No call of an operator is left in its code, forward or backward."""
+    _check_code_of_inductor(name, dynamic)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", COPIES)
+def test_inductor_makes_descriptors_for_them(name: str, dynamic: bool) -> None:
+    if not has_tma(torch.device("cuda", torch.cuda.current_device())):
+        pytest.skip("needs a GPU that copies by TMA")
+    with ExitStack() as stack:
+        # Code in a cache may be from another choice of tiles.
+        stack.enter_context(torch._inductor.config.patch(force_disable_caches=True))
+        for kernel in COPIES[name]:
+            copying = tile(TMA=1, BLOCK_M=64, BLOCK_N=64, BLOCK_K=64)
+            stack.enter_context(pinned(kernel, copying))
+        codes = _check_code_of_inductor(name, dynamic)
+    assert any("TensorDescriptor" in code for code in codes)
+
+
+def _check_code_of_inductor(name: str, dynamic: bool) -> list[str]:
     from torch._inductor.utils import run_and_get_code
 
     op, shapes = SEEN[name]
+    seen: list[str] = []
     torch._dynamo.reset()
     compiled = torch.compile(op, fullgraph=True, dynamic=dynamic)
     for batch in (64, 100) if dynamic else (64,):
         sizes = [[batch if size == 64 else size for size in shape] for shape in shapes]
         inputs = [torch.randn(size, device="cuda").bfloat16() for size in sizes]
         found, codes = run_and_get_code(checks.run, compiled, inputs)
+        seen += codes
         assert not any("torch.ops.kernels" in code for code in codes)
         for one, other in zip(found, checks.run(op, inputs), strict=True):
             assert (one - other).norm() <= 0.02 * other.norm()
+    return seen

@@ -16,6 +16,7 @@ import torch
 from torch._functorch.aot_autograd import aot_export_joint_simple
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _triton as torch_on_triton
+from torch.utils._pytree import tree_leaves
 from triton.runtime import driver
 
 from kernels import cross_layer, descriptors, gated_linear, launch, linear_act, operators, tuning
@@ -80,7 +81,7 @@ def _check(name: str) -> list[str]:
     with FakeTensorMode(allow_non_fake_inputs=True):
         inputs = [torch.empty(s, dtype=torch.bfloat16, device="cuda") for s in shapes]
         graph = aot_export_joint_simple(
-            lambda *tensors: tuple(op(*tensors, *others)), inputs, trace_joint=False
+            lambda *tensors: tuple(tree_leaves(op(*tensors, *others))), inputs, trace_joint=False
         )
     launches = [n.kwargs for n in graph.graph.nodes if "triton_kernel" in str(n.target)]
     if len(launches) != 1:
