@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any, cast
 
 import torch
@@ -20,7 +20,9 @@ class CallRecording:
     `learning` are the positions of inputs that require gradients, `differentiable` those of outputs
     that have them. `kept_at` are those among the learning ones that are the model's own leaves: the
     memory of their gradients stays the recording's. So does that of the gradients of `packed`, of
-    inputs that autograd is told nothing of but by `stand_in`. While `pending`, forward has run and
+    inputs that autograd is told nothing of but by `stand_in`. `constant` are inputs that are read
+    where they are though they are not the model's own; `kept_of_constant` is what `kept_at` has of
+    them. While `pending`, forward has run and
     backward not yet.
     """
 
@@ -33,6 +35,7 @@ class CallRecording:
         session: Session,
         *,
         packed: Sequence[int],
+        constant: Set[int] = frozenset(),
     ) -> None:
         self.key: tuple[Any, ...] = ()
         self.pending = False
@@ -52,10 +55,13 @@ class CallRecording:
         self._are_leaves = [args[i].is_leaf for i in self.learning]
         self._kept = [fixed[i] and args[i].is_leaf for i in self.learning]
         self.kept_at = [n for n, keep in enumerate(self._kept) if keep]
+        self.kept_of_constant = {n for n in self.kept_at if self.learning[n] in constant}
         self.edges_of_leaves = [*self.kept_at, *([len(self.learning)] if self.packed else [])]
         self.take_learning = picker(self.learning)
         self.take_packed = picker(self.packed)
         self.take_kept = picker(self.kept_at)
+        self.take_constant = picker(sorted(constant))
+        self._constant = self.take_constant(args)
         self.differentiable = [i for i, o in enumerate(outputs) if requires_grad(o)]
         self.without_gradient = [i for i, o in enumerate(outputs) if _is_constant(o)]
         self._results_by_type = _by_type(

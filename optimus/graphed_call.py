@@ -2,14 +2,15 @@
 
 To its caller the call stays what it was: it takes new tensors and gives new tensors, and backward
 hands a gradient to each leaf. In between the inputs are copied to where the recording reads them.
-Parameters and buffers are read where they are. Only their gradients lie in the recording's memory,
-until the next backward of the same graph.
+Parameters and buffers are read where they are, and so are inputs that are the same tensor in each
+step. Only their gradients lie in the recording's memory, until the next backward of the same graph.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any, cast
 
 import torch
@@ -26,6 +27,7 @@ from optimus.capture import (
     Session,
     Settling,
 )
+from optimus.constant_inputs import ConstantInputs
 from optimus.packs import is_leaf_of_pack
 from optimus.picking import picker
 from optimus.values import requires_grad
@@ -55,6 +57,8 @@ class GraphedCall:
         self.last_step = 0
         self._compiled = compiled
         self._session = session
+        self._constants = ConstantInputs()
+        self._in_place: frozenset[int] = frozenset()
         self._fix(fixed)
         self._settling = Settling()
         self._recordings = 0
@@ -93,10 +97,12 @@ class GraphedCall:
         self._recording = None
 
     def _fix(self, fixed: Sequence[bool]) -> None:
-        """Mark the inputs that stay where they are."""
+        """Mark the inputs that stay where they are: the model's own, and others `_in_place`."""
         self._fixed = list(fixed)
-        self._own = picker([i for i, f in enumerate(self._fixed) if f])
-        self._given = picker([i for i, f in enumerate(self._fixed) if not f])
+        self._stay = [f or i in self._in_place for i, f in enumerate(fixed)]
+        self._own = picker([i for i, stays in enumerate(self._stay) if stays])
+        self._constant = picker(sorted(self._in_place))
+        self._given = picker([i for i, f in enumerate(fixed) if not f])
 
     def _key(self, args: Sequence[Any]) -> tuple[Any, ...]:
         """What must be the same in each replay. Dynamo has guarded types and modes before."""
@@ -104,20 +110,25 @@ class GraphedCall:
         own = self._own(args)
         # By their types leaves of packs differ from what hands its gradient on to parameters.
         own_key = tuple(map(torch.Tensor.data_ptr, own)), tuple(map(type, own))
-        return own_key, tuple([_key_of(value, device) for value in self._given(args)])
+        # A view of a constant input would be at its address, too; the recording keeps it alive.
+        constant = tuple(map(id, self._constant(args)))
+        return own_key, constant, tuple([_key_of(value, device) for value in self._given(args)])
 
     def _run_outside(self, args: Sequence[Any], key: tuple[Any, ...]) -> Any:
         """As without CUDA graphs, watching what would stand against them."""
         if self._recording is not None and self._recording.key == key:
             return self._compiled(*args)  # the second call in a step
-        self._fix(
-            [f or isinstance(a, nn.Parameter) for a, f in zip(args, self._fixed, strict=True)]
-        )
-        given = [a for a, f in zip(args, self._fixed, strict=True) if not f]
-        reason = next((r for a in given if (r := _objection(a, self._session.capture.device))), "")
+        fixed = [f or isinstance(a, nn.Parameter) for a, f in zip(args, self._fixed, strict=True)]
+        given = [a for a, f in zip(args, fixed, strict=True) if not f]
+        device = self._session.capture.device
+        reason = next((r for a in given if (r := _objection(a, device))), "")
         if reason:
             self._decline(reason)
             return self._compiled(*args)
+        data = {i: a for i, a in enumerate(args) if not fixed[i] and _is_data(a, device)}
+        self._constants.see(data)
+        self._in_place &= self._constants.positions()
+        self._fix(fixed)
         tensors = [a for a in given if isinstance(a, torch.Tensor)]
         versions = [t._version for t in tensors]
         outputs = self._compiled(*args)
@@ -150,16 +161,19 @@ class GraphedCall:
             return False
         self.drop()  # first, so that its memory can be used again
         self._recordings += 1
+        self._in_place = self._constants.positions()
+        self._fix(self._fixed)
         try:
             self._recording = CallRecording(
                 self._compiled,
-                self._fixed,
+                self._stay,
                 args,
                 watched.outputs,
                 self._session,
                 packed=_packed(args),
+                constant=self._in_place,
             )
-            self._recording.key = key
+            self._recording.key = self._key(args)
         except CaptureError as error:
             self._session.fail(f"a graph could not be recorded: {error}")
             self.declined = str(error)
@@ -193,6 +207,8 @@ class _Link(torch.autograd.Function):
         # Not the other inputs: they are only kept until backward where it needs them.
         ctx.kept = recording.take_kept(learning)
         ctx.packed = recording.take_packed(args)
+        ctx.constant = recording.take_constant(args)
+        ctx.versions = list(map(_VERSION, ctx.constant))
         ctx.set_materialize_grads(False)
         if recording.without_gradient:
             ctx.mark_non_differentiable(*(outputs[i] for i in recording.without_gradient))
@@ -213,6 +229,11 @@ def _back(ctx: Any, *gradients: Any) -> Any:
             "step than its forward, when in the first steps there was one backward a forward. "
             "The activations are overwritten by then: train this model with cuda_graphs=off"
         )
+    if list(map(_VERSION, ctx.constant)) != ctx.versions:
+        raise RuntimeError(
+            "cuda_graphs=step: an input of a compiled graph that was the same tensor in each step "
+            "was written to between forward and backward, which reads it"
+        )
     _move_out((*ctx.kept, *ctx.packed), ctx.session.static)
     incoming = [gradients[i] for i in recording.differentiable]
     found = recording.run_backward(incoming, ctx.session.static)
@@ -227,12 +248,13 @@ def _back(ctx: Any, *gradients: Any) -> Any:
         if runs_here and _is_bare(leaf):
             leaf.grad = gradient.data
         else:
-            handed[n] = gradient.data
+            handed[n] = gradient.clone() if n in recording.kept_of_constant else gradient.data
     if packed and runs[-1]:
         _hand_to_packs(ctx.packed, packed)
     return None, None, None, *handed, *(None for _ in recording.stand_in)
 
 
+_VERSION = attrgetter("_version")
 _back_once = once_differentiable(_back)
 
 
@@ -322,9 +344,13 @@ def _key_of(value: Any, device_type: str) -> Any:
     return value.shape, value.stride()
 
 
+def _is_data(value: Any, device: torch.device) -> bool:
+    return isinstance(value, torch.Tensor) and not is_number(value, device.type)
+
+
 def _objection(value: Any, device: torch.device) -> str:
     """Why an input that is not the model's own cannot be copied to a fixed place."""
-    if not isinstance(value, torch.Tensor) or is_number(value, device.type):
+    if not _is_data(value, device):
         return ""
     if value.device != device and value.device.type != device.type:
         return f"an input is on {value.device}, where a recording would not see it change"

@@ -15,7 +15,8 @@ Between them the host runs as ever: embedding lookups of any length, `self.log`,
 gradient clipping over all parameters, accumulation; the loss, too, unless it is in what is compiled
 (a method may be a target: optimus.targets). That is about a dozen launches; the GPU has work queued
 from the graph before while they are made. Against a single graph of everything this costs a copy of
-the dense arch's inputs, results and inputs' gradients, and two launches more.
+the dense arch's inputs, results and inputs' gradients, and two launches more. Inputs that are the
+same tensor in each step need no copy, nor do their gradients if they are leaves.
 
 Why forward and backward are two recordings, where the loss is inside and its gradient is always
 one. Recorded as one, backward would run before anybody has called it. Lightning sets gradients to
