@@ -77,11 +77,13 @@ def test_inductor_launches_the_kernels_itself(name: str, dynamic: bool) -> None:
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", COPIES)
 def test_inductor_makes_descriptors_for_them(name: str, dynamic: bool) -> None:
+    from torch._inductor import config as inductor_config
+
     if not has_tma(torch.device("cuda", torch.cuda.current_device())):
         pytest.skip("needs a GPU that copies by TMA")
     with ExitStack() as stack:
         # Code in a cache may be from another choice of tiles.
-        stack.enter_context(torch._inductor.config.patch(force_disable_caches=True))
+        stack.enter_context(inductor_config.patch(force_disable_caches=True))
         for kernel in COPIES[name]:
             copying = tile(TMA=1, BLOCK_M=64, BLOCK_N=64, BLOCK_K=64)
             stack.enter_context(pinned(kernel, copying))
