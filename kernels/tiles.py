@@ -53,18 +53,18 @@ def narrow(x, dtype: tl.constexpr):
 
 @triton.jit
 def normal_share(z):
-    """The share of the normal distribution below `z`, float32, to within 3.2e-5 of itself.
+    """The share of the normal distribution below `z`, float32, to within 4e-5 of itself.
 
-    erfc(s) is exp(-s^2) times a polynomial in 1 / (1 + p s), as in Abramowitz and Stegun, 7.1.26,
-    here fitted for the least relative error: it holds in the tails too, where 1 + erf cancels.
+    Above |z| there is exp(-z^2 / 2) times a polynomial in t = 1 / (1 + p |z|), as in Abramowitz and
+    Stegun, 7.1.26, here fitted for the least relative error: so it holds in the tails too, where
+    1 + erf cancels. t is a reciprocal square root, one instruction where a division takes six.
     """
-    s = tl.abs(z) * 0.7071067811865476
-    t = 1.0 / (1.0 + 0.535 * s)
-    fit = 0.3157696118549017 + t * (
-        0.1776048390736771 + t * (0.3864823449952679 - 0.1808533168749222 * t)
-    )
-    tail = 0.5 * t * (0.3009647974538217 + t * fit) * tl.exp(-s * s)
-    return tl.where(z < 0, tail, 1.0 - tail)
+    distance = 1.0 + 0.3783021 * tl.abs(z)
+    t = tl.rsqrt(distance * distance)
+    fit = 0.08880242 + t * (0.19324117 - 0.09042666 * t)
+    fit = 0.15048240 + t * (0.15788481 + t * fit)
+    above = t * fit * tl.exp2(-0.72134752 * z * z)
+    return tl.where(z < 0, above, 1.0 - above)
 
 
 @triton.jit

@@ -148,8 +148,8 @@ def gated_linear_fwd_kernel(
         value = add_bias(value, up_bias_ptr, columns, num_columns)
     places, mask = rows * num_columns + wide_columns, is_row & is_column
     dtype: tl.constexpr = out_ptr.dtype.element_ty
-    out = activate(opened, ACTIVATION, dtype) * value
-    tl.store(out_ptr + places, narrow(out, dtype), mask=mask)
     if SAVE:
         tl.store(opened_ptr + places, narrow(opened, dtype), mask=mask)
         tl.store(value_ptr + places, narrow(value, dtype), mask=mask)
+    out = activate(opened, ACTIVATION, dtype) * value
+    tl.store(out_ptr + places, narrow(out, dtype), mask=mask)
