@@ -18,8 +18,8 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.launch import launch, on_device
-from kernels.matmul import add_bias, argument, menu, num_tiles, options, place_of
-from kernels.tiles import activate, narrow, operand
+from kernels.matmul import add_bias, argument, menu, num_tiles, options, place_of, store_tile
+from kernels.tiles import activate, operand
 from kernels.tuning import Tile, choose, tile
 
 TILES = (
@@ -113,10 +113,6 @@ def gated_linear_fwd_kernel(
     BLOCK_K: tl.constexpr,
 ):
     row, column = place_of(tl.program_id(0), num_rows, num_columns, BLOCK_M, BLOCK_N)
-    rows = row.to(tl.int64) + tl.arange(0, BLOCK_M)[:, None]
-    columns = column + tl.arange(0, BLOCK_N)
-    wide_columns = columns.to(tl.int64)[None, :]
-    is_row, is_column = rows < num_rows, columns[None, :] < num_columns
     opened = tl.zeros((BLOCK_M, BLOCK_N), SUM)
     value = tl.zeros((BLOCK_M, BLOCK_N), SUM)
     if TMA:
@@ -127,10 +123,13 @@ def gated_linear_fwd_kernel(
             up_tile = operand(up.load([column, start]))
             value = tl.dot(x_tile, up_tile.T, value, PRECISION, out_dtype=SUM)
     else:
+        rows = row.to(tl.int64) + tl.arange(0, BLOCK_M)[:, None]
+        columns = column.to(tl.int64) + tl.arange(0, BLOCK_N)[None, :]
         inner = tl.arange(0, BLOCK_K).to(tl.int64)
         x_places = x + rows * stride_x_m + inner[None, :] * stride_x_k
-        gate_places = gate + wide_columns * stride_gate_n + inner[:, None] * stride_gate_k
-        up_places = up + wide_columns * stride_up_n + inner[:, None] * stride_up_k
+        gate_places = gate + columns * stride_gate_n + inner[:, None] * stride_gate_k
+        up_places = up + columns * stride_up_n + inner[:, None] * stride_up_k
+        is_row, is_column = rows < num_rows, columns < num_columns
         for start in range(0, depth, BLOCK_K):
             left = depth - start
             x_tile = operand(tl.load(x_places, mask=is_row & (inner[None, :] < left), other=0.0))
@@ -142,14 +141,13 @@ def gated_linear_fwd_kernel(
             x_places += BLOCK_K * stride_x_k
             gate_places += BLOCK_K * stride_gate_k
             up_places += BLOCK_K * stride_up_k
+    places = column + tl.arange(0, BLOCK_N)
     if HAS_GATE_BIAS:
-        opened = add_bias(opened, gate_bias_ptr, columns, num_columns)
+        opened = add_bias(opened, gate_bias_ptr, places, num_columns)
     if HAS_UP_BIAS:
-        value = add_bias(value, up_bias_ptr, columns, num_columns)
-    places, mask = rows * num_columns + wide_columns, is_row & is_column
-    dtype: tl.constexpr = out_ptr.dtype.element_ty
+        value = add_bias(value, up_bias_ptr, places, num_columns)
     if SAVE:
-        tl.store(opened_ptr + places, narrow(opened, dtype), mask=mask)
-        tl.store(value_ptr + places, narrow(value, dtype), mask=mask)
-    out = activate(opened, ACTIVATION, dtype) * value
-    tl.store(out_ptr + places, narrow(out, dtype), mask=mask)
+        store_tile(opened_ptr, opened, row, column, num_rows, num_columns, 0, BLOCK_M, BLOCK_N)
+        store_tile(value_ptr, value, row, column, num_rows, num_columns, 0, BLOCK_M, BLOCK_N)
+    out = activate(opened, ACTIVATION, out_ptr.dtype.element_ty) * value
+    store_tile(out_ptr, out, row, column, num_rows, num_columns, 0, BLOCK_M, BLOCK_N)
