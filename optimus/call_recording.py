@@ -34,7 +34,7 @@ class CallRecording:
         outputs: Sequence[torch.Tensor | None],
         session: Session,
         *,
-        packed: Sequence[int],
+        packed: Set[int],
         constant: Set[int] = frozenset(),
     ) -> None:
         self.key: tuple[Any, ...] = ()

@@ -9,13 +9,14 @@ step. Only their gradients lie in the recording's memory, until the next backwar
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
+from torch.autograd.graph import get_gradient_edge
 from torch.fx import GraphModule
 
 from optimus.call_recording import CallRecording, Compiled, is_number
@@ -23,12 +24,11 @@ from optimus.capture import (
     MOST_CHANGES,
     MOST_RECORDINGS,
     CaptureError,
-    Results,
     Session,
     Settling,
 )
 from optimus.constant_inputs import ConstantInputs
-from optimus.packs import is_leaf_of_pack
+from optimus.leaf_gradients import hand_over, hidden, is_bare, move_out, small_leaves, will_set
 from optimus.picking import picker
 from optimus.values import requires_grad
 
@@ -60,6 +60,7 @@ class GraphedCall:
         self._constants = ConstantInputs()
         self._in_place: frozenset[int] = frozenset()
         self._fix(fixed)
+        self._by_name = False
         self._settling = Settling()
         self._recordings = 0
         self._recording: CallRecording | None = None
@@ -139,7 +140,8 @@ class GraphedCall:
         else:
             key = self._key(args)
             self._settling.see(key)
-            self._watched[key] = _Watched(outputs)
+            self._by_name |= any(watched.by_name for watched in self._watched.values())
+            self._watched[key] = _Watched(outputs, small_leaves(args, fixed).values())
         if self._settling.changes > MOST_CHANGES:
             self._decline("the shapes or places of its inputs change from step to step")
         return outputs
@@ -170,7 +172,7 @@ class GraphedCall:
                 args,
                 watched.outputs,
                 self._session,
-                packed=_packed(args),
+                packed=hidden(args, self._fixed, self._by_name or watched.by_name),
                 constant=self._in_place,
             )
             self._recording.key = self._key(args)
@@ -234,23 +236,24 @@ def _back(ctx: Any, *gradients: Any) -> Any:
             "cuda_graphs=step: an input of a compiled graph that was the same tensor in each step "
             "was written to between forward and backward, which reads it"
         )
-    _move_out((*ctx.kept, *ctx.packed), ctx.session.static)
+    move_out((*ctx.kept, *ctx.packed), ctx.session.static)
     incoming = [gradients[i] for i in recording.differentiable]
     found = recording.run_backward(incoming, ctx.session.static)
     own, packed = found[: len(recording.learning)], found[len(recording.learning) :]
     handed = recording.gradients(own)
-    runs = _runs(ctx.next_functions, recording.edges_of_leaves)
-    for n, leaf, runs_here in zip(recording.kept_at, ctx.kept, runs, strict=False):
+    edges = ctx.next_functions
+    to_set = will_set([edges[n][0] for n in recording.edges_of_leaves])
+    for n, leaf, is_set in zip(recording.kept_at, ctx.kept, to_set, strict=False):
         gradient = own[n]
         if gradient is None:
             continue
         # By .data a tensor of its own in the same memory, in half the time that detach() takes.
-        if runs_here and _is_bare(leaf):
+        if is_set and is_bare(leaf):
             leaf.grad = gradient.data
         else:
             handed[n] = gradient.clone() if n in recording.kept_of_constant else gradient.data
-    if packed and runs[-1]:
-        _hand_to_packs(ctx.packed, packed)
+    if packed and to_set[-1]:
+        hand_over(ctx.packed, packed)
     return None, None, None, *handed, *(None for _ in recording.stand_in)
 
 
@@ -258,68 +261,17 @@ _VERSION = attrgetter("_version")
 _back_once = once_differentiable(_back)
 
 
-def _runs(edges: Sequence[Any], at: Sequence[int]) -> Sequence[bool]:
-    """Of the leaves behind these edges, whether this backward is to set their gradients.
-
-    It is not where gradients are asked for by name.
-    """
-    if _will_run is None:
-        return [False] * len(at)
-    try:
-        return [_will_run(edges[n][0]) for n in at]
-    except RuntimeError:  # in torch.autograd.grad
-        return [False] * len(at)
-
-
-_will_run = getattr(torch._C, "_will_engine_execute_node", None)  # a private name
-
-
-def _packed(args: Sequence[Any]) -> list[int]:
-    """The leaves of packs, by position. Autograd need not know of them, for nobody can name them:
-    one tensor stands in for all, and takes a tenth of the time that each of them would.
-
-    Where it cannot be told whether gradients are asked for by name, it has to.
-    """
-    return [] if _will_run is None else [i for i, a in enumerate(args) if is_leaf_of_pack(a)]
-
-
-def _hand_to_packs(leaves: Sequence[torch.Tensor], gradients: Results) -> None:
-    """What autograd would do, by autograd itself where it is more than to set a gradient."""
-    others: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for leaf, gradient in zip(leaves, gradients, strict=True):
-        if gradient is None or not leaf.requires_grad:
-            continue
-        if _is_bare(leaf):
-            leaf.grad = gradient.data
-        else:
-            others.append((leaf, gradient.data))
-    if others:
-        torch.autograd.backward([leaf for leaf, _ in others], [given for _, given in others])
-
-
-def _is_bare(leaf: torch.Tensor) -> bool:
-    """Whether autograd would set the gradient of `leaf` and do no more.
-
-    Then it is set here: for each leaf that takes a tenth of the time that the engine takes.
-    """
-    return leaf.grad is None and not leaf._backward_hooks and not leaf._post_accumulate_grad_hooks
-
-
-def _move_out(parameters: Sequence[torch.Tensor], static: set[int]) -> None:
-    """Gradients to be added to must not be where the next ones are written."""
-    for parameter in parameters:
-        if parameter.grad is not None and parameter.grad.data_ptr() in static:
-            parameter.grad = parameter.grad.clone()
-
-
 class _Watched:
     """What is known of a call that ran outside.
 
     `outputs` are like its outputs, without memory; `backwards` counts how often backward comes
-    through each.
+    through each; `by_name` is whether one of these did anything but set the gradients of all of
+    the `leaves`.
     """
 
-    def __init__(self, outputs: Sequence[Any]) -> None:
+    def __init__(self, outputs: Sequence[Any], leaves: Iterable[torch.Tensor]) -> None:
+        self.by_name = False
+        self._nodes = [get_gradient_edge(leaf).node for leaf in leaves]
         self.outputs = [_like(output) for output in outputs]
         self.backwards = [0] * len(outputs)
         for i, output in enumerate(outputs):
@@ -333,6 +285,7 @@ class _Watched:
 
     def _count(self, index: int, gradient: torch.Tensor) -> None:
         self.backwards[index] += 1
+        self.by_name |= not all(will_set(self._nodes))
 
 
 def _key_of(value: Any, device_type: str) -> Any:

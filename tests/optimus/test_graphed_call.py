@@ -354,21 +354,58 @@ def _leaves(loop: Loop) -> list[torch.Tensor]:
     return [p for p in loop.optimizer.param_groups[0]["params"] if id(p) not in own]
 
 
-def test_packs_are_one_to_autograd() -> None:
-    loop = Loop(True)
-    for i in range(5):
-        loop.step(i)
+def _known_to_autograd(loop: Loop) -> set[int]:
+    """The leaves behind a replayed graph."""
     loop.begin()
-    loss = loop.loss(5)
-    link = loss.grad_fn
+    link = loop.loss(5).grad_fn
     while link is not None and type(link).__name__ != "_LinkBackward":
         link = link.next_functions[0][0]
     assert link is not None
-    reached = {id(node.variable) for node, _ in link.next_functions if hasattr(node, "variable")}
+    return {id(node.variable) for node, _ in link.next_functions if hasattr(node, "variable")}
+
+
+def test_packs_and_what_is_small_are_one_to_autograd() -> None:
+    loop = Loop(True)
+    for i in range(5):
+        loop.step(i)
+    known = _known_to_autograd(loop)
     leaves = _leaves(loop)
     assert len(leaves) == 2
-    assert not {id(leaf) for leaf in leaves} & reached
-    assert {id(p) for p in loop.module.head.parameters()} <= reached
+    assert not {id(leaf) for leaf in leaves} & known
+    assert {id(p) for p in loop.module.parameters()} & known == {id(loop.module.head.weight)}
+
+
+@pytest.mark.parametrize("call", [0, 2])
+@pytest.mark.parametrize("way", [torch.autograd.grad, torch.autograd.backward])
+def test_autograd_knows_all_once_asked_by_name(call: int, way: Callable[..., Any]) -> None:
+    def train(loop: Loop) -> Losses:
+        found: Losses = []
+        bias = loop.module.head.bias
+        for i in range(7):
+            loop.optimizer.zero_grad()
+            loop.begin()
+            loss = loop.loss(i)
+            if i in (call, 5):
+                found += [g.item() for g in way(loss, inputs=[bias]) or [bias.grad]]
+            else:
+                loss.backward()
+                loop.optimizer.step()
+            loop.end()
+        return found
+
+    loop = both(train)
+    assert loop.replays == [4]
+    assert id(loop.module.head.bias) in _known_to_autograd(loop)
+
+
+def test_a_hook_on_a_bias_keeps_it_known() -> None:
+    def train(loop: Loop) -> Losses:
+        found: Losses = []
+        loop.module.head.bias.register_hook(lambda g: found.append(float(g)))
+        return [loop.step(i) for i in range(6)] + found
+
+    loop = both(train)
+    assert id(loop.module.head.bias) in _known_to_autograd(loop)
 
 
 def test_hooks_on_the_leaf_of_a_pack_run() -> None:
@@ -426,7 +463,7 @@ def test_parameters_that_leave_a_pack_get_their_gradients() -> None:
 
 def test_a_pytorch_that_does_not_tell_what_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Autograd then knows of every leaf, and hands out all gradients."""
-    monkeypatch.setattr("optimus.graphed_call._will_run", None)
+    monkeypatch.setattr("optimus.leaf_gradients._will_run", None)
     loop = both(lambda loop: [loop.step(i, micro=2) for i in range(6)])
     assert loop.replays == [9]
     assert loop.graphs is not None
