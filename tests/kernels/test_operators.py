@@ -15,7 +15,7 @@ from kernels.dot_interaction import dot_interaction
 from kernels.fused_mlp import fused_mlp
 from kernels.gated_linear import gated_linear
 from kernels.linear_act import linear_act
-from kernels.operators import operator
+from kernels.operators import _stand_in, operator
 from kernels.tuning import pinned, tile
 from tests.kernels import checks
 
@@ -63,6 +63,23 @@ def test_one_without_a_gradient_says_so(call: checks.Function) -> None:
 
 def test_it_passes_opcheck() -> None:
     torch.library.opcheck(torch.ops.kernels.tests_double.default, (torch.ones(2), 3))
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.zeros(3, 8),
+        torch.zeros(5, 9)[1:, 2:],
+        torch.zeros(4, 6).T,
+        torch.zeros(1, 8).expand(3, 8),
+        torch.zeros(3, 0),
+    ],
+)
+def test_tiles_are_chosen_on_tensors_that_lie_as_the_traced_ones(tensor: Tensor) -> None:
+    """Which tiles there are depends on sizes, strides and where in 16 bytes a tensor begins."""
+    like = _stand_in(tensor)
+    assert (like.shape, like.stride(), like.dtype) == (tensor.shape, tensor.stride(), tensor.dtype)
+    assert (like.storage_offset() - tensor.storage_offset()) * tensor.itemsize % 16 == 0
 
 
 @pytest.mark.gpu
