@@ -56,6 +56,7 @@ class CallRecording:
         self._kept = [fixed[i] and args[i].is_leaf for i in self.learning]
         self.kept_at = [n for n, keep in enumerate(self._kept) if keep]
         self.kept_of_constant = {n for n in self.kept_at if self.learning[n] in constant}
+        self.edge_of_stand_in = len(self.learning) if self.packed else None
         self.edges_of_leaves = [*self.kept_at, *([len(self.learning)] if self.packed else [])]
         self.take_learning = picker(self.learning)
         self.take_packed = picker(self.packed)

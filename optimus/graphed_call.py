@@ -9,7 +9,7 @@ step. Only their gradients lie in the recording's memory, until the next backwar
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Any, cast
 
@@ -57,6 +57,7 @@ class GraphedCall:
         self.last_step = 0
         self._compiled = compiled
         self._session = session
+        self._device_type = session.capture.device.type
         self._constants = ConstantInputs()
         self._in_place: frozenset[int] = frozenset()
         self._fix(fixed)
@@ -68,7 +69,7 @@ class GraphedCall:
 
     def __call__(self, *args: Any) -> Any:
         """Call the compiled graph with its flat inputs."""
-        if self.declined or not self._session.active or not torch.is_grad_enabled():
+        if self.declined or not self._session.active or not _is_usual():
             return self._compiled(*args)
         key = self._key(args)
         if self._recording is not None and self._recording.key == key:
@@ -107,7 +108,7 @@ class GraphedCall:
 
     def _key(self, args: Sequence[Any]) -> tuple[Any, ...]:
         """What must be the same in each replay. Dynamo has guarded types and modes before."""
-        device = self._session.capture.device.type
+        device = self._device_type
         own = self._own(args)
         # By their types leaves of packs differ from what hands its gradient on to parameters.
         own_key = tuple(map(torch.Tensor.data_ptr, own)), tuple(map(type, own))
@@ -190,11 +191,17 @@ class GraphedCall:
         if not recording.differentiable or not learning:
             with torch.no_grad():
                 return recording.outputs(recording.run_forward(args))
-        return list(_Link.apply(recording, self._session, args, *learning))  # type: ignore[no-untyped-call]
+        return list(_Link.join(recording, self._session, args, *learning))
 
 
 class _Link(torch.autograd.Function):
     """Joins a replayed forward to its replayed backward."""
+
+    @classmethod
+    def join(cls, *args: Any) -> Any:
+        """What `apply` does where no transform of functorch is active, in 5 us less: without a line
+        of Python for each leaf that might have outlived one."""
+        return super(torch.autograd.Function, cls).apply(*args)  # type: ignore[misc]
 
     @staticmethod
     def forward(
@@ -241,8 +248,7 @@ def _back(ctx: Any, *gradients: Any) -> Any:
     found = recording.run_backward(incoming, ctx.session.static)
     own, packed = found[: len(recording.learning)], found[len(recording.learning) :]
     handed = recording.gradients(own)
-    edges = ctx.next_functions
-    to_set = will_set([edges[n][0] for n in recording.edges_of_leaves])
+    to_set = will_set(ctx.next_functions, recording.edges_of_leaves, recording.edge_of_stand_in)
     for n, leaf, is_set in zip(recording.kept_at, ctx.kept, to_set, strict=False):
         gradient = own[n]
         if gradient is None:
@@ -257,6 +263,14 @@ def _back(ctx: Any, *gradients: Any) -> Any:
     return None, None, None, *handed, *(None for _ in recording.stand_in)
 
 
+def _is_usual() -> bool:
+    """Whether gradients are wanted, and are autograd's own."""
+    return torch.is_grad_enabled() and not _transforms_are_active()
+
+
+_transforms_are_active: Callable[[], bool] = getattr(
+    torch._C, "_are_functorch_transforms_active", lambda: False
+)  # a private name
 _VERSION = attrgetter("_version")
 _back_once = once_differentiable(_back)
 
@@ -271,7 +285,7 @@ class _Watched:
 
     def __init__(self, outputs: Sequence[Any], leaves: Iterable[torch.Tensor]) -> None:
         self.by_name = False
-        self._nodes = [get_gradient_edge(leaf).node for leaf in leaves]
+        self._edges = [get_gradient_edge(leaf) for leaf in leaves]
         self.outputs = [_like(output) for output in outputs]
         self.backwards = [0] * len(outputs)
         for i, output in enumerate(outputs):
@@ -285,7 +299,7 @@ class _Watched:
 
     def _count(self, index: int, gradient: torch.Tensor) -> None:
         self.backwards[index] += 1
-        self.by_name |= not all(will_set(self._nodes))
+        self.by_name |= not all(will_set(self._edges, range(len(self._edges))))
 
 
 def _key_of(value: Any, device_type: str) -> Any:

@@ -14,17 +14,20 @@ from optimus.packs import is_leaf_of_pack
 _will_run = getattr(torch._C, "_will_engine_execute_node", None)  # a private name
 
 
-def will_set(nodes: Sequence[Any]) -> Sequence[bool]:
-    """Of the leaves whose gradients these nodes gather, whether this backward is to set them.
+def will_set(edges: Sequence[Any], at: Sequence[int], stand_in: int | None = None) -> list[bool]:
+    """Of the leaves behind the edges `at`, whether this backward is to set their gradients.
 
-    It is not where gradients are asked for by name.
+    It is not where gradients are asked for by name. Behind the edge `stand_in` is a leaf that
+    nobody can name: if it is to be set, all are.
     """
     if _will_run is None:
-        return [False] * len(nodes)
+        return [False] * len(at)
     try:
-        return list(map(_will_run, nodes))
+        if stand_in is not None and _will_run(edges[stand_in][0]):
+            return [True] * len(at)
+        return [_will_run(edges[n][0]) for n in at]
     except RuntimeError:  # in torch.autograd.grad
-        return [False] * len(nodes)
+        return [False] * len(at)
 
 
 def hidden(args: Sequence[Any], own: Sequence[bool], by_name: bool) -> set[int]:

@@ -472,6 +472,29 @@ def test_a_pytorch_that_does_not_tell_what_is_asked_for(monkeypatch: pytest.Monk
     assert not call._recording.packed
 
 
+def test_under_a_transform_of_functorch_it_runs_as_it_is() -> None:
+    loop = Loop(True)
+    for i in range(6):
+        loop.step(i)
+    assert loop.graphs is not None
+    (call,) = loop.graphs._calls
+    loop.begin()
+    call._compiled = lambda *args: args
+    assert torch.func.vmap(lambda x: call(x)[0])(torch.arange(3)).tolist() == [0, 1, 2]
+    assert loop.replays == [3]
+
+
+def test_dynamo_keeps_no_record_of_its_time_until_release() -> None:
+    config = torch._dynamo.config
+    with config.patch(record_runtime_overhead=True):  # else replayed steps take more host time
+        loop = Loop(True)
+        loop.step(0)
+        assert not config.record_runtime_overhead
+        assert loop.graphs is not None
+        loop.graphs.release()
+        assert config.record_runtime_overhead
+
+
 def test_this_pytorch_tells_what_is_asked_for() -> None:
     assert callable(torch._C._will_engine_execute_node), "else replayed steps take more host time"
 
