@@ -357,7 +357,8 @@ def _leaves(loop: Loop) -> list[torch.Tensor]:
 def _known_to_autograd(loop: Loop) -> set[int]:
     """The leaves behind a replayed graph."""
     loop.begin()
-    link = loop.loss(5).grad_fn
+    loss = loop.loss(5)  # its node lives as long as it does
+    link = loss.grad_fn
     while link is not None and type(link).__name__ != "_LinkBackward":
         link = link.next_functions[0][0]
     assert link is not None
