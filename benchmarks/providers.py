@@ -177,15 +177,27 @@ def _optimus(
     return make
 
 
-def _replayed(job: Job) -> Objective:
-    """As OptimusCallback's cuda_graphs=step does it."""
-    graphs = StepGraphs(CudaCapture(job.labels.device))
-    packing = Packing(adopt=PackedOptimizer([job.optimizer]).adopt)
-    backend = OptimusBackend("all", inner=job.inner, packing=packing, graphs=graphs)
-    graphs.install([job.optimizer])
-    job.begin = graphs.begin_step
-    job.notes = lambda: iter([*_notes(backend, packing), *graphs.remarks(), str(graphs.to_dict())])
-    return torch.compile(job.objective, backend=backend)  # type: ignore[call-overload]
+def _replayed(**options: Any) -> Callable[[Job], Objective]:
+    """As OptimusCallback's cuda_graphs=step does it; `options` are Inductor's."""
+
+    def make(job: Job) -> Objective:
+        graphs = StepGraphs(CudaCapture(job.labels.device))
+        packing = Packing(adopt=PackedOptimizer([job.optimizer]).adopt)
+        backend = OptimusBackend(
+            "all",
+            inner=job.inner,
+            inner_options=options or None,
+            packing=packing,
+            graphs=graphs,
+        )
+        graphs.install([job.optimizer])
+        job.begin = graphs.begin_step
+        job.notes = lambda: iter(
+            [*_notes(backend, packing), *graphs.remarks(), str(graphs.to_dict())]
+        )
+        return torch.compile(job.objective, backend=backend)  # type: ignore[call-overload]
+
+    return make
 
 
 def _notes(backend: OptimusBackend, packing: Packing | None) -> Iterator[str]:
@@ -225,7 +237,20 @@ _ALL = (
     ),
     Provider("optimus_all_step_graph", _optimus("all"), whole_step=True),
     Provider("optimus_step_graph", _optimus("all", packed=True), whole_step=True),
-    Provider("optimus_cuda_graphs_step", _replayed, needs_gpu=True),
+    Provider("optimus_cuda_graphs_step", _replayed(), needs_gpu=True),
+    # Kernels that do not need one another, such as casts of weights, as one launch.
+    Provider(
+        "optimus_cuda_graphs_step_combo",
+        _replayed(combo_kernels=True),
+        needs_gpu=True,
+        needs_inductor=True,
+    ),
+    Provider(
+        "optimus_cuda_graphs_step_combo_pointwise",
+        _replayed(combo_kernels=True, combo_kernels_pointwise_only=True),
+        needs_gpu=True,
+        needs_inductor=True,
+    ),
     Provider("fused_compile", _compile, fused=True),
     Provider("fused_step_graph", _compile, fused=True, whole_step=True),
 )
