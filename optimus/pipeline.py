@@ -62,6 +62,7 @@ from optimus.patterns.vertical.move_reshape_out_of_stack import MoveReshapeOutOf
 from optimus.patterns.vertical.move_transpose_into_stack import MoveTransposeIntoStack
 from optimus.patterns.vertical.remove_noops import RemoveNoops
 from optimus.patterns.vertical.remove_single_parts import RemoveSingleParts
+from optimus.patterns.vertical.round_before_relu import RoundBeforeRelu
 from optimus.patterns.vertical.split_before_unbind import SplitBeforeUnbind
 from optimus.registry import Place, Registry, load_entry_points, load_files, placed
 from optimus.upstream import NO_COUNTERPART, PRESETS_UPSTREAM, TRANSLATIONS, translated
@@ -133,6 +134,7 @@ PIPELINE: tuple[Phase, ...] = (
         (
             SumMatrixVectorProducts(),
             DecomposeSkinnyGemms(),
+            RoundBeforeRelu(),
             CopySavedPieces(),
             PadGemms(),
             QuantizeSavedActivations(),

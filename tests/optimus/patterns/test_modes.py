@@ -20,7 +20,7 @@ from optimus.pattern import Example, Rewrite
 from optimus.pipeline import patterns_by_name, select_alone
 
 MODES = ("autocast", "double", "eval", "no_grad")
-HALF_ONLY = ("pad_gemms",)
+HALF_ONLY = ("pad_gemms", "round_before_relu")
 
 
 @pytest.mark.parametrize("name", patterns_by_name())
