@@ -160,9 +160,9 @@ def layer(
 ):
     """A layer whose weight is one tile, up to its activation."""
     outs = tl.arange(0, P_OUT)
-    weight = weight_tile(weight_ptr, outs, tl.arange(0, P_IN), OUT, IN, True)
-    z = tl.dot(h, weight, input_precision=PRECISION, out_dtype=SUM)
-    return add_bias(z, bias_ptr, outs, OUT, HAS_BIAS)
+    weight = weight_tile(weight_ptr, outs, tl.arange(0, P_IN), OUT, IN, False)
+    z = tl.dot(weight, h.T, input_precision=PRECISION, out_dtype=SUM)
+    return add_bias(z.T, bias_ptr, outs, OUT, HAS_BIAS)
 
 
 @triton.jit
@@ -269,17 +269,16 @@ def fused_mlp_fwd_kernel(
 
     # The first two layers.
     outs = tl.arange(0, P2)
-    z = tl.zeros((BLOCK_M, P2), SUM)
+    total = tl.zeros((P2, BLOCK_M), SUM)
     for start in range(0, S1, CHUNK):
         chunk = start + tl.arange(0, CHUNK)
-        weight = weight_tile(w1, chunk, ins, S1, S0, True)
-        first = tl.dot(x, weight, input_precision=PRECISION, out_dtype=SUM)
-        first = add_bias(first, b1, chunk, S1, HAS_BIAS)
-        h = finish(first, kept, rows, chunk, num_rows, S1, C1, KEPT, ACTIVATION, SAVE, KEEP_SUM)
-        z = tl.dot(
-            operand(h), weight_tile(w2, outs, chunk, S2, S1, True), z, PRECISION, out_dtype=SUM
-        )
-    z = add_bias(z, b2, outs, S2, HAS_BIAS)
+        weight = weight_tile(w1, chunk, ins, S1, S0, False)
+        z = tl.dot(weight, x.T, input_precision=PRECISION, out_dtype=SUM)
+        z = add_bias(z.T, b1, chunk, S1, HAS_BIAS)
+        h = finish(z, kept, rows, chunk, num_rows, S1, C1, KEPT, ACTIVATION, SAVE, KEEP_SUM)
+        weight = weight_tile(w2, outs, chunk, S2, S1, False)
+        total = tl.dot(weight, operand(h).T, total, PRECISION, out_dtype=SUM)
+    z = add_bias(total.T, b2, outs, S2, HAS_BIAS)
 
     if LAYERS == 2:
         h = finish(z, kept, rows, outs, num_rows, S2, C2, KEPT, LAST, KEEP_LAST, KEEP_SUM)

@@ -182,7 +182,7 @@ def fused_mlp_bwd_kernel(
 
     # The first layer by chunks, each multiplied on to x at once.
     ins = tl.arange(0, P0)
-    grad_x = tl.zeros((BLOCK_M, P0), SUM)
+    grad_x = tl.zeros((P0, BLOCK_M), SUM)
     for start in range(0, S1, CHUNK):
         chunk = start + tl.arange(0, CHUNK)
         of_chunk = step_back(
@@ -204,12 +204,12 @@ def fused_mlp_bwd_kernel(
             SUM,
         )
         if NEEDS_X:
-            weight = weight_tile(w1, chunk, ins, S1, S0, False)
-            grad_x = tl.dot(
-                operand(narrow(of_chunk, dtype)), weight, grad_x, PRECISION, out_dtype=SUM
-            )
+            weight = weight_tile(w1, chunk, ins, S1, S0, True)
+            of_chunk = operand(narrow(of_chunk, dtype)).T
+            grad_x = tl.dot(weight, of_chunk, grad_x, PRECISION, out_dtype=SUM)
     if NEEDS_X:
-        store_columns(grad_x_ptr + tower * num_rows * S0, grad_x, rows, ins, num_rows, S0, 0, S0)
+        grad_x_tower = grad_x_ptr + tower * num_rows * S0
+        store_columns(grad_x_tower, grad_x.T, rows, ins, num_rows, S0, 0, S0)
 
 
 @triton.jit
@@ -232,8 +232,8 @@ def step_back(
     SUM: tl.constexpr,
 ):
     """From the gradient `g` behind a weight to that before the activation in front, written too."""
-    weight = weight_tile(weight_ptr, outs, columns, OUT, SIZE, False)
-    back = tl.dot(g, weight, input_precision=PRECISION, out_dtype=SUM)
+    weight = weight_tile(weight_ptr, outs, columns, OUT, SIZE, True)
+    back = tl.dot(weight, g.T, input_precision=PRECISION, out_dtype=SUM).T
     back *= slope_of(kept_ptr, rows, columns, num_rows, SIZE, START, KEPT, ACTIVATION)
     store_columns(before_ptr, back, rows, columns, num_rows, SIZE, START, BEFORE)
     return back
