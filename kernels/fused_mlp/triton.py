@@ -10,7 +10,10 @@ Shapes: x (T, B, S0), weights l = 1..L (T, Sl, Sl-1), biases (T, Sl), result (T,
    output a tile of 16 of which one column is written.
 4. Hidden layers are rounded to the storage type behind the activation, as PyTorch does it, but not
    between product, bias and activation.
-5. For training each layer with an activation is written as well, its result or the sum in front
+5. Weights are the first factor of each product and lie in shared memory as hidden layers do. With
+   hidden layers as the first, in registers, the assembler (12.8) gets addresses of some products
+   of 64 rows wrong: reads beyond shared memory (compute-sanitizer), wrong results for some widths.
+6. For training each layer with an activation is written as well, its result or the sum in front
    (kernels.activations.FROM_SUM), side by side (columns.py). To compute them again in backward
    took longer than all else there, since the tiles had to be smaller.
 The backward kernels are in triton_backward.py.
@@ -34,15 +37,13 @@ from kernels.matmul import number_types
 from kernels.tiles import activate, narrow, operand, wide
 from kernels.tuning import Tile, choose, tile
 
-# The first fits a Hopper GPU for every network that sizes.py lets in. As Triton 3.6 builds them,
-# kernels of 64 rows with chunks of 32 read beyond their shared memory (compute-sanitizer).
-TILES = (
+TILES = (  # the first fits a Hopper GPU for every network that sizes.py lets in
     tile(BLOCK_M=32, CHUNK=32, num_warps=4, num_stages=2),
     tile(BLOCK_M=64, CHUNK=64, num_warps=4, num_stages=2),
-    tile(BLOCK_M=64, CHUNK=64, num_warps=8, num_stages=2),
+    tile(BLOCK_M=64, CHUNK=64, num_warps=4, num_stages=3),
     tile(BLOCK_M=64, CHUNK=128, num_warps=4, num_stages=2),
-    tile(BLOCK_M=128, CHUNK=64, num_warps=8, num_stages=2),
-    tile(BLOCK_M=128, CHUNK=32, num_warps=8, num_stages=2),
+    tile(BLOCK_M=64, CHUNK=128, num_warps=8, num_stages=2),
+    tile(BLOCK_M=128, CHUNK=128, num_warps=8, num_stages=2),
 )
 
 

@@ -32,8 +32,8 @@ from kernels.tuning import Tile, tile
 TILES = (  # the first fits a Hopper GPU for every network that sizes.py lets in
     tile(BLOCK_M=32, CHUNK=32, num_warps=4, num_stages=2),
     tile(BLOCK_M=64, CHUNK=64, num_warps=4, num_stages=3),
-    tile(BLOCK_M=64, CHUNK=64, num_warps=8, num_stages=3),
-    tile(BLOCK_M=64, CHUNK=128, num_warps=8, num_stages=3),
+    tile(BLOCK_M=64, CHUNK=64, num_warps=8, num_stages=2),
+    tile(BLOCK_M=64, CHUNK=128, num_warps=8, num_stages=2),
     tile(BLOCK_M=128, CHUNK=64, num_warps=8, num_stages=3),
 )
 

@@ -23,9 +23,8 @@ from kernels.tiles import activate, narrow, operand, wide
 from kernels.tuning import Tile, num_programs, tile
 
 TILES = (
-    tile(BLOCK_M=64, BLOCK_O=64, BLOCK_I=64, num_warps=4, num_stages=3),
-    tile(BLOCK_M=128, BLOCK_O=64, BLOCK_I=64, num_warps=4, num_stages=2),
-    tile(BLOCK_M=128, BLOCK_O=64, BLOCK_I=64, num_warps=4, num_stages=3),
+    tile(BLOCK_M=64, BLOCK_O=64, BLOCK_I=64, num_warps=4, num_stages=2),
+    tile(BLOCK_M=64, BLOCK_O=64, BLOCK_I=128, num_warps=4, num_stages=2),
     tile(BLOCK_M=64, BLOCK_O=64, BLOCK_I=128, num_warps=4, num_stages=3),
     tile(BLOCK_M=64, BLOCK_O=128, BLOCK_I=128, num_warps=4, num_stages=3),
 )

@@ -18,7 +18,7 @@ from optimus.editor import Editor
 from optimus.kernel_gate import Form, judge, measure, times_of, verdict
 from optimus.pattern import Match, Miss, Pattern
 from optimus.patterns.kernels.fuse_cross_layer import FuseCrossLayer
-from optimus.patterns.kernels.fuse_narrow_mlp import FEWEST_ROWS_IN_TRAINING, FuseNarrowMlp
+from optimus.patterns.kernels.fuse_narrow_mlp import FuseNarrowMlp
 from optimus.testing import check_program
 from tests import processes
 
@@ -200,8 +200,7 @@ def test_on_a_gpu_both_forms_are_timed() -> None:
 @pytest.mark.gpu
 def test_on_a_gpu_the_gate_decides() -> None:
     module = MLP.cuda()
-    rows = FEWEST_ROWS_IN_TRAINING
-    report = check_program(module, (torch.randn(rows, 5, device="cuda"),), "kernels")
+    report = check_program(module, (torch.randn(4096, 5, device="cuda"),), "kernels")
     records = {p.name: p for graph in report.graphs for p in graph.patterns}
     misses = " ".join(records[FuseNarrowMlp.name()].misses)
     assert report.fired(FuseNarrowMlp.name()) or "no faster here" in misses

@@ -4,10 +4,10 @@ Before: `linear(relu(linear(relu(linear(x, w1, b1)), w2, b2)), w3, b3)`
 After:  `fused_mlp(x[None], [w1[None], ...], [b1[None], ...])[0]`
 
 Two to four layers of widths to 512 with one activation between them, such as DLRM's bottom MLP;
-the activation behind the last layer comes along. Gains: one kernel forward and one backward besides
-the weights' gradients; hidden layers stay on the chip. Costs: backward computes the network again.
-Needs: that the kernel is measured to be faster (knob `gate`: measure, always, never), and in
-training at least 16384 rows: with 4096 it was slower for all networks it was measured on.
+the activation behind the last layer comes along. Gains: one kernel forward, three backward; in
+inference hidden layers stay on the chip, in training they are written once for backward. Costs:
+measuring takes some seconds once for each network and size. Needs: that the kernel is measured to
+be faster (knob `gate`: measure, always, never).
 """
 
 from __future__ import annotations
@@ -33,9 +33,6 @@ from optimus.ops import arguments, op_of
 from optimus.pattern import Example, Match, Miss, Pattern
 from optimus.values import requires_grad
 
-# Backward has a product for each weight either way; see benchmarks/results/kernels.csv.
-FEWEST_ROWS_IN_TRAINING = 16384
-
 
 @dataclass(frozen=True)
 class FuseNarrowMlp(Pattern):
@@ -60,8 +57,6 @@ class FuseNarrowMlp(Pattern):
         calls = [arguments(layer) or {} for layer in layers]
         inputs = [calls[0]["input"], *(c["weight"] for c in calls)]
         inputs += [c["bias"] for c in calls if c["bias"] is not None]
-        if self.gate == "measure" and _trains_on_few_rows(inputs):
-            return Miss(f"in training, fewer than {FEWEST_ROWS_IN_TRAINING} rows")
         slower = verdict(self.gate, _forms, (len(layers), name, last is not None), inputs)
         if slower is not None:
             return slower
@@ -162,13 +157,6 @@ def _fits(layers: Sequence[Node]) -> bool:
     if out is None or not all(isinstance(size, int) for size in sizes):
         return False
     return fits(sizes, out.element_size())
-
-
-def _trains_on_few_rows(inputs: Sequence[Node]) -> bool:
-    values = [value for node in inputs if (value := tensor_of(node)) is not None and value.is_cuda]
-    trains = torch.is_grad_enabled() and any(value.requires_grad for value in values)
-    rows = values[0].shape[0] if values else 0
-    return trains and isinstance(rows, int) and rows < FEWEST_ROWS_IN_TRAINING
 
 
 def _forms(layers: int, name: str, last: bool) -> tuple[Form, Form]:

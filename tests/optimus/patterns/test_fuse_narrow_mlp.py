@@ -7,10 +7,7 @@ import torch
 import torch.nn.functional as F
 from expecttest import assert_expected_inline
 from torch import Tensor, nn
-from torch._subclasses import FakeTensorMode
 
-from optimus.pattern import Miss
-from optimus.patterns.kernels import fuse_narrow_mlp
 from optimus.patterns.kernels.fuse_narrow_mlp import FuseNarrowMlp
 from tests.optimus.patterns.kernels import fuse, missed
 from tests.optimus.patterns.rewriting import Program
@@ -117,29 +114,3 @@ def test_two_activations() -> None:
     result = fuse(FuseNarrowMlp(), program, (X, W1, W2))
     assert result.fired == 1
     assert "relu" in result.text
-
-
-@pytest.mark.parametrize(
-    ("rows", "trains", "reason"),
-    [(4096, True, "in training, fewer"), (16384, True, "asked"), (4096, False, "asked")],
-)
-def test_training_on_few_rows_is_not_even_measured(
-    rows: int, trains: bool, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fuse_narrow_mlp, "verdict", lambda *args: Miss("asked"))
-    graph = torch.fx.Graph()
-    with FakeTensorMode(), torch.set_grad_enabled(trains):
-        sizes = {"x": (rows, 13), "w1": (512, 13), "w2": (256, 512)}
-        nodes = {name: graph.placeholder(name) for name in sizes}
-        for name, size in sizes.items():
-            nodes[name].meta["example_value"] = torch.empty(
-                size, device="cuda", requires_grad=name != "x"
-            )
-        hidden = graph.call_function(F.linear, (nodes["x"], nodes["w1"], None))
-        active = graph.call_function(F.relu, (hidden,))
-        last = graph.call_function(F.linear, (active, nodes["w2"], None))
-        for node, width in ((hidden, 512), (active, 512), (last, 256)):
-            node.meta["example_value"] = torch.empty(rows, width, device="cuda")
-        found = FuseNarrowMlp().match(last)
-    assert isinstance(found, Miss)
-    assert reason in found.reason
