@@ -110,8 +110,9 @@ def multiply(
             total = tl.dot(a_tile, b_tile.T, total, PRECISION, out_dtype=SUM)
     else:
         inner = tl.arange(0, BLOCK_K).to(tl.int64)
-        rows, columns = row + tl.arange(0, BLOCK_M), column + tl.arange(0, BLOCK_N)
-        a_places = a + rows.to(tl.int64)[:, None] * stride_am + inner[None, :] * stride_ak
+        rows = row.to(tl.int64) + tl.arange(0, BLOCK_M)
+        columns = column + tl.arange(0, BLOCK_N)
+        a_places = a + rows[:, None] * stride_am + inner[None, :] * stride_ak
         b_places = b + columns.to(tl.int64)[None, :] * stride_bn + inner[:, None] * stride_bk
         is_row, is_column = rows[:, None] < num_rows, columns[None, :] < num_columns
         for start in range(0, depth, BLOCK_K):
