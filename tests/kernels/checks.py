@@ -33,6 +33,21 @@ def against(
         got = run(op, inputs)
     own = run(plain, inputs)
     truth = run(exact or plain, [_double(x) for x in inputs])
+    no_worse(got, own, truth)
+
+
+def against_definition(op: Function, inputs: Sequence[Tensor]) -> None:
+    """As `against`, with what the operator itself does where no kernel can be launched."""
+    with poisoned():
+        got = run(op, inputs)
+    with on_reference():
+        own = run(op, inputs)
+        truth = run(op, [_double(x) for x in inputs])
+    no_worse(got, own, truth)
+
+
+def no_worse(got: Sequence[Tensor], own: Sequence[Tensor], truth: Sequence[Tensor]) -> None:
+    """The error of results and gradients is at most twice that of PyTorch's `own`."""
     for i, (a, b, c) in enumerate(zip(got, own, truth, strict=True)):
         where = "output" if i == 0 else f"gradient of input {i - 1}"
         assert a.dtype == b.dtype and a.shape == b.shape, f"{where}: {a.dtype} {a.shape}"
@@ -111,7 +126,7 @@ def apart(tensor: Tensor) -> Tensor:
 def far_apart(tensor: Tensor) -> Tensor:
     """The same values, rows over 2^31 elements apart; what is between them is never touched."""
     stride = 2**31 // max(1, len(tensor) - 1) + 64
-    room = torch.empty(stride * (len(tensor) - 1) + tensor[0].numel(), dtype=tensor.dtype)
+    room = tensor.new_empty(stride * (len(tensor) - 1) + tensor[0].numel())
     view = room.as_strided(tensor.shape, (stride, *tensor[0].contiguous().stride()))
     view.copy_(tensor)
     return view

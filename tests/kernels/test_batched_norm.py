@@ -89,8 +89,9 @@ def test_reads_its_inputs_where_they_lie(device: str) -> None:
     checks.against(_op("layer", "none"), _plain("layer", "none"), inputs)
 
 
-def test_offsets_have_64_bits() -> None:
-    inputs = _inputs(2, 3, 5, dtype=torch.bfloat16, device="cpu")
+@pytest.mark.parametrize("device", checks.DEVICES)
+def test_offsets_have_64_bits(device: str) -> None:
+    inputs = _inputs(2, 3, 5, dtype=torch.bfloat16, device=device)
     inputs[0] = checks.far_apart(inputs[0])
     checks.against(_op("layer", "none"), _plain("layer", "none"), inputs)
 

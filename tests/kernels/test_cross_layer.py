@@ -99,8 +99,9 @@ def test_reads_its_inputs_where_they_lie(device: str) -> None:
     checks.against(cross_layer, _plain, inputs)
 
 
-def test_offsets_have_64_bits() -> None:
-    inputs = _inputs(2, 8, 0, torch.bfloat16, "cpu")
+@pytest.mark.parametrize("device", checks.DEVICES)
+def test_offsets_have_64_bits(device: str) -> None:
+    inputs = _inputs(2, 8, 0, torch.bfloat16, device)
     inputs[:3] = [checks.far_apart(x) for x in inputs[:3]]
     checks.against(cross_layer, _plain, inputs)
 

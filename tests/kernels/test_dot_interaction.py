@@ -62,8 +62,9 @@ def test_reads_its_inputs_where_they_lie(device: str) -> None:
     checks.against(_op(True), _plain(True), inputs)
 
 
-def test_offsets_have_64_bits() -> None:
-    inputs = [checks.far_apart(x) for x in _inputs(2, 3, 8, torch.bfloat16, "cpu")]
+@pytest.mark.parametrize("device", checks.DEVICES)
+def test_offsets_have_64_bits(device: str) -> None:
+    inputs = [checks.far_apart(x) for x in _inputs(2, 3, 8, torch.bfloat16, device)]
     checks.against(_op(False), _plain(False), inputs)
 
 

@@ -140,8 +140,9 @@ def test_towers_on_columns_of_one_tensor_are_read_where_they_lie(device: str) ->
     checks.against(_op(2), _plain(2), [columns, *parameters])
 
 
-def test_offsets_have_64_bits() -> None:
-    x, *parameters = _inputs(2, 5, 6, 4, dtype=torch.bfloat16)
+@pytest.mark.parametrize("device", checks.DEVICES)
+def test_offsets_have_64_bits(device: str) -> None:
+    x, *parameters = _inputs(2, 5, 6, 4, dtype=torch.bfloat16, device=device)
     checks.against(_op(2), _plain(2), [checks.far_apart(x), *parameters])
 
 

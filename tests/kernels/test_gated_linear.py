@@ -98,8 +98,9 @@ def test_reads_its_inputs_where_they_lie(device: str) -> None:
     checks.against(_op("silu"), _plain("silu"), inputs)
 
 
-def test_offsets_have_64_bits() -> None:
-    x, gate, up, *biases = _inputs(2, 8, size=4, dtype=torch.bfloat16)
+@pytest.mark.parametrize("device", checks.DEVICES)
+def test_offsets_have_64_bits(device: str) -> None:
+    x, gate, up, *biases = _inputs(2, 8, size=4, dtype=torch.bfloat16, device=device)
     inputs = [checks.far_apart(x), checks.far_apart(gate), up, *biases]
     checks.against(_op("silu"), _plain("silu"), inputs)
 

@@ -122,8 +122,9 @@ def test_parameters_may_lie_in_one_tensor(device: str) -> None:
     checks.against(op, plain, [x, packed])
 
 
-def test_offsets_have_64_bits() -> None:
-    x, *parameters = _inputs(2, 8, ((3, 2), (5, 4)), torch.bfloat16)
+@pytest.mark.parametrize("device", checks.DEVICES)
+def test_offsets_have_64_bits(device: str) -> None:
+    x, *parameters = _inputs(2, 8, ((3, 2), (5, 4)), torch.bfloat16, device=device)
     checks.against(_op(2, None), _plain(2, None), [checks.far_apart(x), *parameters])
 
 

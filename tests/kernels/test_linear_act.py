@@ -97,8 +97,9 @@ def test_reads_its_inputs_where_they_lie(device: str) -> None:
     checks.against(_op("silu"), _plain("silu"), inputs)
 
 
-def test_offsets_have_64_bits() -> None:
-    x, *parameters = _inputs(2, 8, size=4, dtype=torch.bfloat16)
+@pytest.mark.parametrize("device", checks.DEVICES)
+def test_offsets_have_64_bits(device: str) -> None:
+    x, *parameters = _inputs(2, 8, size=4, dtype=torch.bfloat16, device=device)
     checks.against(_op("relu"), _plain("relu"), [checks.far_apart(x), *parameters])
 
 

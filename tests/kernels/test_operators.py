@@ -108,6 +108,36 @@ def test_inductor_makes_descriptors_for_them(name: str, dynamic: bool) -> None:
     assert any("TensorDescriptor" in code for code in codes)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", SEEN)
+def test_is_right_where_pytorch_may_use_tf32(name: str) -> None:
+    op, shapes = SEEN[name]
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        checks.against_definition(op, [torch.randn(shape, device="cuda") for shape in shapes])
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", SEEN)
+def test_a_tensor_of_over_two_to_31_numbers(name: str) -> None:
+    """The last rows of a long batch are what a short batch of these rows gives."""
+    op, shapes = SEEN[name]
+    longest = max(torch.Size(shape[1:]).numel() for shape in shapes if shape[0] == 64)
+    batch = 2**31 // longest + 64
+    inputs = []
+    for shape in shapes:
+        size = (batch, *shape[1:]) if shape[0] == 64 else shape
+        inputs.append(torch.empty(size, dtype=torch.bfloat16, device="cuda").normal_())
+    assert max(x.numel() for x in inputs) > 2**31
+    with torch.no_grad():
+        found = op(*inputs)[-64:].clone()
+        short = [x[-64:].clone() if len(x) == batch else x for x in inputs]
+        torch.testing.assert_close(found, op(*short), rtol=0.02, atol=0.05)
+
+
 def _check_code_of_inductor(name: str, dynamic: bool) -> list[str]:
     from torch._inductor.utils import run_and_get_code
 
