@@ -1,10 +1,10 @@
-"""Copy the pieces of a wide result that backward needs, where they are the smaller part of it.
+"""Copy the pieces of a wide result that backward needs, where they are not most of it.
 
 Before: `a, b, c = linear(x, cat(W)).split(widths, -1)`, of which a product saves `a` for backward
 After:  `a.clone()` in its place
 
 A saved piece keeps all of the result alive. Gains: the rest of it is freed in the forward pass.
-Costs: a copy of the pieces, which are half of the result at most.
+Costs: a copy of the pieces, which are `most` of the result at most.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class CopySavedPieces(Pattern):
 
     anchors = ("split",)
     family = "vertical"
-    most: float = 0.5
+    most: float = 0.7
 
     def match(self, node: Node) -> Match | Miss:
         values = arguments(node) or {}
