@@ -99,6 +99,8 @@ class _Form:
     def write_rates(self) -> None:
         """Bring the groups' learning rates to the device, where they have changed."""
         values = [float(group["lr"]) for group in self._optimizer.param_groups]
+        if values == self._values:
+            return
         if len(values) != len(self._rates):
             kind, device = self._capture.rate_type, self._capture.device
             self._rates = [torch.tensor(v, dtype=kind, device=device) for v in values]

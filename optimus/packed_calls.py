@@ -111,8 +111,10 @@ class Calls:
         # Not every release of Dynamo looks again whether parameters have been frozen.
         self._learners = [m for slot in slots if slot.all_learn for m in slot.pack.members]
         self._note_addresses()
-        self._taken = picker([i for slot in slots for i in slot.positions])
-        self._expected = [m for slot in slots for m in slot.expected]
+        # In the order of a call, in which they mostly stand side by side.
+        expected = {i: m for s in slots for i, m in zip(s.positions, s.expected, strict=True)}
+        self._taken = picker(sorted(expected))
+        self._expected = [expected[i] for i in sorted(expected)]
 
     def _note_addresses(self) -> None:
         """Packs get other memory when members come back to them."""

@@ -9,6 +9,8 @@ from typing import Any
 
 def picker(at: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """What takes those at these positions."""
+    if len(at) > 1 and list(at) == list(range(at[0], at[-1] + 1)):
+        return itemgetter(slice(at[0], at[-1] + 1))
     if len(at) > 1:
         return itemgetter(*at)
     return lambda values: [values[i] for i in at]
