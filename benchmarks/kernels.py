@@ -13,12 +13,11 @@ forward reaches. Without a GPU it runs 16 rows of each case, to keep this script
 from __future__ import annotations
 
 import argparse
-import csv
 import statistics
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -26,7 +25,7 @@ from torch import Tensor
 
 from benchmarks.bench import kernels
 from benchmarks.kernel_cases import CASES, Case, Form
-from benchmarks.rows import commit, where
+from benchmarks.rows import append, commit, where
 
 COMPILED = {
     "compile": {},
@@ -120,23 +119,32 @@ class Step:
         return lambda: (graph.replay(), kept)
 
 
-def measure(
-    case: Case, rows: int, ceilings: Ceilings, device: torch.device, names: Sequence[str]
-) -> list[Row]:
-    """Those of the providers called `names` that the case has, forward and training."""
+@dataclass(frozen=True)
+class How:
+    """What measurements of a run have in common: the providers called `names` are compared."""
+
+    device: torch.device
+    ceilings: Ceilings
+    names: Sequence[str]
+    commit: str
+
+
+def measure(case: Case, rows: int, how: How) -> list[Row]:
+    """Those of the providers that the case has, forward and training."""
     done: list[Row] = []
+    device, ceilings = how.device, how.ceilings
     for training in (False, True):
         inputs = case.inputs(rows, torch.bfloat16, device)
         wide = [t.detach().double().requires_grad_(t.requires_grad) for t in inputs]
         exact = [t.detach() for t in Step(case.forms["eager"], wide, training)()]
         eager_error = _error(Step(case.forms["eager"], inputs, training)(), exact)
         timed: list[tuple[Row, Callable[[], object]]] = []
-        for name, form in _providers(case, device, names).items():
+        for name, form in _providers(case, how).items():
             for cuda_graph in (False, True) if device.type == "cuda" else (False,):
                 if cuda_graph and name == "reduce_overhead":
                     continue  # it is one already
                 row = Row(
-                    commit=commit(),
+                    commit=how.commit,
                     case=case.name,
                     rows=rows,
                     provider=name,
@@ -165,14 +173,14 @@ def measure(
     return done
 
 
-def _providers(case: Case, device: torch.device, names: Sequence[str]) -> dict[str, Form]:
+def _providers(case: Case, how: How) -> dict[str, Form]:
     forms = dict(case.forms)
-    modes = COMPILED if device.type == "cuda" else {}
+    modes = COMPILED if how.device.type == "cuda" else {}
     for name, options in modes.items():
         forms[name] = torch.compile(case.forms["eager"], dynamic=False, **options)
     if "ours" in forms:
         forms["ours"] = torch.compile(case.forms["ours"], dynamic=False) if modes else forms["ours"]
-    return {name: form for name, form in forms.items() if name in names}
+    return {name: form for name, form in forms.items() if name in how.names}
 
 
 def _error(values: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
@@ -259,18 +267,6 @@ def plot(rows: Sequence[Row], folder: Path) -> None:
         pyplot.close(figure)
 
 
-def append(rows: Sequence[Row], path: Path) -> None:
-    """Add `rows` to a CSV file, with a header if it is new."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    is_new = not path.exists()
-    with path.open("a", newline="") as file:
-        names = [f.name for f in fields(Row)]
-        writer = csv.DictWriter(file, names, lineterminator="\n")
-        if is_new:
-            writer.writeheader()
-        writer.writerows(asdict(row) for row in rows)
-
-
 def main(arguments: Sequence[str] | None = None) -> list[Row]:
     """See the module's text."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -285,13 +281,12 @@ def main(arguments: Sequence[str] | None = None) -> list[Row]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     ceilings = Ceilings.measured(device)
     print(f"copy {ceilings.bandwidth / 1e12:.2f} TB/s, bf16 {ceilings.flops / 1e12:.0f} TFLOP/s")
+    how = How(device, ceilings, options.provider, options.commit)
     everything: list[Row] = []
     for name in options.case:
         for count in options.rows or (CASES[name].rows if device.type == "cuda" else (16,)):
             print(f"-- {name}, {count} rows", flush=True)
-            rows = measure(CASES[name], count, ceilings, device, options.provider)
-            for row in rows:
-                row.commit = options.commit
+            rows = measure(CASES[name], count, how)
             append(rows, options.out)  # as it goes: a run that is cut short keeps what it has
             everything += rows
     print(table(everything))

@@ -16,16 +16,14 @@ benchmarks.providers that was tuned by hand.
 from __future__ import annotations
 
 import argparse
-import csv
 import datetime
 import gc
 import math
 import operator
 import platform
-import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +33,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 
 from benchmarks.providers import TUNED
+from benchmarks.rows import append, commit
 from optimus.backend import copy_graph_module
 from optimus.driver import rewrite
 from optimus.pipeline import PIPELINE
@@ -226,7 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     measure(towers(100))  # imports and caches
     rows = [row for name in options.graphs for row in _grow(name, options)]
     if options.out:
-        _append(options.out, rows)
+        append(rows, options.out)
 
 
 def _grow(name: str, options: argparse.Namespace) -> list[Row]:
@@ -269,20 +268,8 @@ def _show(rows: Sequence[Row], name: str, nodes: int) -> None:
 
 
 def _where() -> tuple[str, str, str, str]:
-    command = ["git", "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     machine = f"{platform.machine()}, 1 core"
-    return datetime.date.today().isoformat(), commit, machine, torch.__version__
-
-
-def _append(path: Path, rows: Sequence[Row]) -> None:
-    is_new = not path.exists()
-    with path.open("a", newline="") as file:
-        names = [field.name for field in fields(Row)]
-        writer = csv.DictWriter(file, names, lineterminator="\n")
-        if is_new:
-            writer.writeheader()
-        writer.writerows(asdict(row) for row in rows)
+    return datetime.date.today().isoformat(), commit(), machine, torch.__version__
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The results of `benchmarks.step`: rows of a CSV file, and tables of them in Markdown."""
+"""Results as rows of CSV files, and tables of those of `benchmarks.step` in Markdown."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -102,12 +103,15 @@ def where(device: torch.device) -> dict[str, str]:
     }
 
 
-def append(rows: Sequence[Row], path: Path) -> None:
-    """Add `rows` to a CSV file; columns that it lacks come behind those that it has."""
+def append(rows: Sequence[Any], path: Path) -> None:
+    """Add `rows`, of one dataclass, to a CSV file; columns that it lacks come behind those that it
+    has."""
+    if not rows:
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     old = list(_read(path)) if path.exists() else []
     names = list(old[0]) if old else []
-    names += [f.name for f in fields(Row) if f.name not in names]
+    names += [f.name for f in fields(rows[0]) if f.name not in names]
     # Written anew and then moved: a run that is killed here loses nothing.
     draft = path.with_suffix(".tmp")
     with draft.open("w", newline="") as file:
