@@ -228,7 +228,7 @@ class OptimusCallback(Callback):
         """Measure the step and log what there is to log."""
         takeover = self._begin(trainer, pl_module)
         windows = takeover.end_step(batch)
-        self._book.end_step(trainer, pl_module, windows)
+        self._book.end_step(trainer, windows)
 
     @_never_stops_training
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

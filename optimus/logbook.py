@@ -16,7 +16,7 @@ from optimus.heartbeat import Heartbeat
 from optimus.takeover import Takeover
 
 if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch import Trainer
 
 ON_PROGRESS_BAR = ("qps", "optimus/qps_gain")
 
@@ -64,9 +64,7 @@ class Logbook:
         if lines:
             self._heartbeat.begin("compiling", functools.partial(say, trainer))
 
-    def end_step(
-        self, trainer: Trainer, pl_module: LightningModule, windows: Sequence[Window]
-    ) -> None:
+    def end_step(self, trainer: Trainer, windows: Sequence[Window]) -> None:
         """After a training step with new `windows`: say what is new, log if that is due."""
         self.end_wait()
         self._keep(windows)
@@ -74,7 +72,7 @@ class Logbook:
         self.tell(trainer, bool(windows))
         tells_gain = "gain" in self._told and not knew_gain
         if windows and (self._is_due(trainer) or tells_gain):
-            self._log(trainer, pl_module)
+            self._show(trainer, self._metrics())
 
     def end_epoch(self, trainer: Trainer, windows: Sequence[Window]) -> None:
         """Log the figures as they stand, wherever the last step of the epoch left them."""
@@ -82,11 +80,7 @@ class Logbook:
         metrics = self._metrics()
         if not metrics:
             return
-        self._to_loggers(trainer, metrics)
-        # Not by `log`: between epochs it has means over ranks and steps only.
-        trainer.callback_metrics.update({n: torch.tensor(v) for n, v in metrics.items()})
-        shown = {name: value for name, value in metrics.items() if name in ON_PROGRESS_BAR}
-        trainer.progress_bar_metrics.update(shown)
+        self._show(trainer, metrics)
 
     def tell(self, trainer: Trainer, measured: bool) -> None:
         """Print what is new: the pattern table at the take-over, the gain, and remarks.
@@ -119,13 +113,14 @@ class Logbook:
         self._logged_step = self._takeover.step
         return summary.window_metrics(self._takeover, window)
 
-    def _log(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def _show(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         """To the loggers at once, and to the progress bar and `callback_metrics`."""
-        metrics = self._metrics()
         self._to_loggers(trainer, metrics)
-        for name, value in metrics.items():
-            on_bar = name in ON_PROGRESS_BAR
-            pl_module.log(name, value, prog_bar=on_bar, logger=False, on_step=True, batch_size=1)
+        # Not by `log`, which takes half a millisecond for each number, more than a step may take
+        # for all; and between epochs it has means over ranks and steps only.
+        trainer.callback_metrics.update({n: torch.tensor(v) for n, v in metrics.items()})
+        shown = {name: value for name, value in metrics.items() if name in ON_PROGRESS_BAR}
+        trainer.progress_bar_metrics.update(shown)
 
     @staticmethod
     def _to_loggers(trainer: Trainer, metrics: dict[str, float]) -> None:

@@ -103,6 +103,24 @@ def test_figures_are_of_warm_steps_and_logged_once_a_window(tmp_path: Path) -> N
     assert low <= middle <= high
 
 
+def test_figures_are_shown_from_the_window_on_that_they_are_of(tmp_path: Path) -> None:
+    shown: list[set[str]] = []
+
+    class Looks(pl.Callback):
+        def on_train_batch_end(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
+            on_bar = set(trainer.progress_bar_metrics)
+            assert on_bar - {"loss"} <= trainer.callback_metrics.keys()
+            shown.append(on_bar & {"qps", "optimus/qps_gain"})
+
+    fit = trainer(tmp_path, optimus(), max_epochs=2)
+    fit.callbacks.append(Looks())  # type: ignore[attr-defined]
+    fit.fit(Regressor(), loader(24))
+    gained = shown.index({"qps", "optimus/qps_gain"})
+    assert shown[0] == set()
+    assert 10 < gained < 20
+    assert all(len(names) == 2 for names in shown[gained:]), "in the second epoch, too"
+
+
 def test_what_compiles_for_long_says_that_it_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

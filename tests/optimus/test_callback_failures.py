@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import Trainer
 from torch import nn
 
 from optimus import summary, takeover
 from optimus.callback import OptimusCallback
+from optimus.logbook import Logbook
 from tests.optimus.foreign_modules import Branches, Gan, Regressor, loader, trainer
 
 
@@ -144,15 +146,13 @@ def test_an_error_at_the_take_over(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert found["gain"]["qps"] is None
 
 
-def test_an_error_while_logging(tmp_path: Path) -> None:
-    class NoLog(Regressor):
-        def log(self, name: str, *args: Any, **kwargs: Any) -> None:
-            if name == "qps":
-                raise RuntimeError("this project logs no qps")
-            super().log(name, *args, **kwargs)
+def test_an_error_while_logging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(trainer: Trainer, metrics: dict[str, float]) -> None:
+        raise RuntimeError("this logger takes no qps")
 
-    with pytest.warns(UserWarning, match="Optimus gave up.*logs no qps"):
-        fit(tmp_path, optimus(), NoLog())
+    monkeypatch.setattr(Logbook, "_to_loggers", staticmethod(broken))
+    with pytest.warns(UserWarning, match="Optimus gave up.*takes no qps"):
+        fit(tmp_path, optimus(), Regressor())
 
 
 def test_a_full_disk_costs_the_summary_only(
