@@ -32,6 +32,8 @@ COMPILED = {
     "compile_max_autotune": {"mode": "max-autotune-no-cudagraphs"},
     "reduce_overhead": {"mode": "reduce-overhead"},
 }
+# What patterns put into graphs that are compiled: the kernels, and norms batched without them.
+COMPILED_FORMS = {"ours", "one_norm"}
 ROUNDS = 7
 
 
@@ -178,8 +180,8 @@ def _providers(case: Case, how: How) -> dict[str, Form]:
     modes = COMPILED if how.device.type == "cuda" else {}
     for name, options in modes.items():
         forms[name] = torch.compile(case.forms["eager"], dynamic=False, **options)
-    if "ours" in forms:
-        forms["ours"] = torch.compile(case.forms["ours"], dynamic=False) if modes else forms["ours"]
+    for name in COMPILED_FORMS & forms.keys() if modes else ():
+        forms[name] = torch.compile(forms[name], dynamic=False)
     return {name: form for name, form in forms.items() if name in how.names}
 
 
