@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from optimus.bases import Base, bases_in, stops_gradients, written_bases
 from optimus.editor import Editor, Refused
 from optimus.effects import effects_of
-from optimus.legality import Legality, memory_of, memory_of_one, storages_of, value_of
+from optimus.legality import Legality, memory_of_one, storages_of, value_of
 from optimus.ops import target_name
 from optimus.values import requires_grad
 
@@ -87,20 +88,23 @@ def _can_be_replaced(node: Node, editor: Editor) -> bool:
 def differentiated(graph: Graph, legality: Legality) -> set[Node]:
     """Nodes through which the backward pass goes if all that is returned gets a gradient."""
     found: set[Node] = set()
-    memory: set[int] = set()  # what is read later on, and counts
-    writes = not legality.is_functional
+    read: set[Base] = set()  # what is read later on, and counts
+    bases = {} if legality.is_functional else written_bases(graph, legality)
+
+    def is_read(node: Node) -> bool:
+        return node in bases and not read.isdisjoint(bases[node])
+
     for node in reversed(graph.nodes):
         counts = node in found or node.op == "output"
-        if writes and not counts:
-            counts = not memory.isdisjoint(memory_of(legality.effects(node).writes))
-        if counts:
+        if bases and not counts:
+            counts = any(map(is_read, legality.effects(node).writes))
+        if counts and not stops_gradients(node):
             # A view made under no_grad requires a gradient, too, but passes none on.
             grad = node.op == "output" or legality.context(node).grad
-            sources = _sources(node, found, memory) if grad else _given_back(node, found, legality)
+            sources = _sources(node, found, is_read) if grad else _given_back(node, found, legality)
             inputs = [n for n in sources if n in found or requires_grad(value_of(n))]
             found.update(inputs)
-            if writes:
-                memory |= memory_of(inputs)
+            read |= bases_in(inputs, bases)
     return found
 
 
@@ -114,13 +118,13 @@ def _given_back(node: Node, found: Set[Node], legality: Legality) -> list[Node]:
     return written or [n for n in node.all_input_nodes if value_of(n) is value]
 
 
-def _sources(node: Node, found: Set[Node], memory: Set[int]) -> list[Node]:
+def _sources(node: Node, found: Set[Node], is_read: Callable[[Node], bool]) -> list[Node]:
     """Inputs of which the value, not the shape alone, is read for what counts."""
     inputs = node.all_input_nodes
     if len(inputs) < 2:
         return inputs
     if _is_each_for_itself(node.target):
-        return _sources_of_each(node, found, memory)
+        return _sources_of_each(node, found, is_read)
     return inputs[:1] if _reads_one(node.target) else inputs
 
 
@@ -140,7 +144,7 @@ _EACH_FOR_ITSELF = ("broadcast_tensors", "atleast_1d", "atleast_2d", "atleast_3d
 """Besides PyTorch's calls on lists, those whose i-th result comes from their i-th tensor."""
 
 
-def _sources_of_each(node: Node, found: Set[Node], memory: Set[int]) -> list[Node]:
+def _sources_of_each(node: Node, found: Set[Node], is_read: Callable[[Node], bool]) -> list[Node]:
     """Inputs at the places that count: their results do, or they are written to, and that counts.
 
     Any other input counts for all places.
@@ -154,7 +158,7 @@ def _sources_of_each(node: Node, found: Set[Node], memory: Set[int]) -> list[Nod
                 return node.all_input_nodes
             places.add(user.args[1] % count)
     written = lists[0] if effects_of(node).writes else ()
-    places |= {i for i, n in enumerate(written) if not memory.isdisjoint(memory_of([n]))}
+    places |= {i for i, n in enumerate(written) if is_read(n)}
     idle = {each[i] for each in lists if len(each) == count for i in {*range(count)} - places}
     busy = {each[i] for each in lists if len(each) == count for i in places}
     return [n for n in node.all_input_nodes if n in busy or n not in idle]

@@ -16,6 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, Node
 
+from optimus.bases import keeps_base
 from optimus.legality import Legality, memory_of, memory_of_one, storages_of, value_of
 from optimus.ops import name_of, op_of
 from optimus.values import (
@@ -97,13 +98,6 @@ class Check:
         if not all(self._legality.knows(node) for node in (*transaction.nodes, *leaves)):
             return "an earlier rewrite has taken away what it works on"
         matched = set(transaction.nodes)
-        for old, new in transaction.replaced.items():
-            if old not in matched:
-                return f"replaces {_label(old)}, which is outside its match"
-            if not same_type(value_of(old), value_of(new)):
-                return f"would change the type of {_label(old)}"
-            if new not in transaction.made and self._stops_gradients(old, new):
-                return f"{_label(old)} lets no gradient through"
         if not transaction.made and not transaction.replaced:
             return (
                 self._spelling_objection(transaction, matched)
@@ -113,7 +107,8 @@ class Check:
                 or self._write_objection(transaction, leaves)
             )
         return (
-            self._place_objection(transaction)
+            self._replacement_objection(transaction, matched)
+            or self._place_objection(transaction)
             or self._spelling_objection(transaction, matched)
             or self._identity_objection(transaction)
             or self._parts_objection(transaction)
@@ -123,6 +118,19 @@ class Check:
             or self._write_objection(transaction, leaves)
             or self._sharing_objection(transaction)
         )
+
+    def _replacement_objection(self, transaction: Transaction, matched: Set[Node]) -> str | None:
+        """What is replaced is matched, and its replacement has its type and its gradients."""
+        for old, new in transaction.replaced.items():
+            if old not in matched:
+                return f"replaces {_label(old)}, which is outside its match"
+            if not same_type(value_of(old), value_of(new)):
+                return f"would change the type of {_label(old)}"
+            if new not in transaction.made and self._stops_gradients(old, new):
+                return f"{_label(old)} lets no gradient through"
+            if not keeps_base(self._legality, old, transaction.replaced, transaction.made):
+                return f"writes to {_label(old)} have gradients of their own"
+        return None
 
     def _stops_gradients(self, old: Node, new: Node) -> bool:
         """Whether only one of them, a view, was made under no_grad: both may require a gradient,

@@ -158,3 +158,41 @@ def a_stack_written_to_a_place_and_mixed(m, x):
 def what_only_says_a_type_or_shape(m, x):
     a, b, c, d, e, f = (layer(x) for layer in m.l)
     return a.to(b).sin(), c.type_as(d).cos(), e.reshape_as(f).tanh()
+
+
+# What is detached and written to with gradients.
+
+
+@graphs((4, 6), (4, 6), modes="train aot")
+def written_behind_a_detach(m, x, y):
+    a, b = x.detach(), (x * 2).detach()
+    a.masked_scatter_(a > 0, y)
+    b.mul_(y)
+    return torch.relu(a), torch.relu(b)
+
+
+@graphs((4, 6), (4, 6), modes="train aot")
+def detached_twice_and_each_written_to(m, x, y):
+    z = x * 2
+    a, b = z.detach(), z.detach()
+    a.mul_(x)
+    b[:2].mul_(y[:2])
+    return torch.relu(a), torch.relu(b), z + 1
+
+
+@graphs((4, 6), modules=lambda: _linears(6, 6, 6), modes="train aot")
+def only_what_is_written_has_a_gradient(m, x):
+    a, b, c, d, e, f = (layer(x) for layer in m.l)
+    a, b = a.detach(), torch.zeros_like(b)
+    a.masked_scatter_(a > 0, c)
+    b.masked_scatter_(x > 0, d)
+    return a.tanh(), b.tanh(), e.tanh(), f.detach().mul_(e).tanh()
+
+
+@graphs((4, 6), modules=lambda: _linears(4, 6, 6), modes="train aot")
+def what_is_written_behind_a_detach_is_read_in_front_of_it(m, x):
+    a, b, c, d = (layer(x) for layer in m.l)
+    e, f = a.detach(), b.detach()
+    e.mul_(c)
+    f.view(-1).masked_fill_(f.view(-1) > 0, 1.0)
+    return b.detach().tanh(), d.tanh(), (x * 2).add_(e.detach())
