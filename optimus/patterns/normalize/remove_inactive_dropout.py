@@ -16,6 +16,7 @@ import torch
 from torch.fx import Node
 
 from optimus.editor import Editor
+from optimus.effects import DROPOUTS
 from optimus.ops import arguments
 from optimus.pattern import Example, Match, Miss, Pattern
 
@@ -24,14 +25,7 @@ from optimus.pattern import Example, Match, Miss, Pattern
 class RemoveInactiveDropout(Pattern):
     """See the module's text."""
 
-    anchors = (
-        "dropout",
-        "alpha_dropout",
-        "feature_alpha_dropout",
-        "dropout1d",
-        "dropout2d",
-        "dropout3d",
-    )
+    anchors = DROPOUTS
     family = "normalize"
     replaces_effects = True  # it would draw no random number
 

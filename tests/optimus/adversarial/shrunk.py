@@ -196,3 +196,11 @@ def what_is_written_behind_a_detach_is_read_in_front_of_it(m, x):
     e.mul_(c)
     f.view(-1).masked_fill_(f.view(-1) > 0, 1.0)
     return b.detach().tanh(), d.tanh(), (x * 2).add_(e.detach())
+
+
+@graphs((4, 8), modules=lambda: _linears(4, 8, 4), modes="eval train aot")
+def parts_of_what_drops_nothing(m, x):
+    a, b, c, d = (layer(x) for layer in m.l)
+    e, f = F.dropout(a, 0.5, m.training), F.dropout(b, 0.5, m.training)
+    g, h = F.alpha_dropout(c + 1, 0.0), F.alpha_dropout(d + 1, 0.0)
+    return e[:, 2:], f, g[:, 1:], h
