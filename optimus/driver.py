@@ -16,7 +16,7 @@ from optimus.editor import Editor
 from optimus.effects import turns_in_place
 from optimus.facts import changed, kept
 from optimus.functionalize import functionalize
-from optimus.gradients import GradientContract, leaves_no_grad
+from optimus.gradients import GradientContract, keeps_grad_under_no_grad, leaves_no_grad
 from optimus.grouping import GroupPass, Keys, attempt, decides_in_context, record
 from optimus.history import History
 from optimus.layout import OutputContract, settle
@@ -90,10 +90,10 @@ def _rewrite(
     mode = fake_mode_of(graph)
     if mode is None or is_transformed(graph) or leaves_no_grad(graph):
         return []
-    if any(map(turns_in_place, graph.nodes)):
+    legality = Legality(graph)
+    if any(map(turns_in_place, graph.nodes)) or keeps_grad_under_no_grad(graph, legality):
         return []
     contract = OutputContract(graph)
-    legality = Legality(graph)
     first = functionalize(graph, mode, legality)
     if first.fired:
         changed()  # in other ways than through an editor

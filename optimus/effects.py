@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch.fx import Node
 
-from optimus.ops import arguments, name_of, target_name
+from optimus.ops import target_name
 
 
 @dataclass(frozen=True)
@@ -159,30 +159,6 @@ def is_random(target: str | torch._ops.OpOverload) -> bool:
     """Whether a method, function (by name) or operator overload draws random numbers."""
     known = _RANDOM_BY_NAME.get(target) if isinstance(target, str) else None
     return _is_tagged(target, torch.Tag.nondeterministic_seeded) if known is None else known
-
-
-def is_active_dropout(node: Node) -> bool:
-    """Whether a call of a dropout is known to drop something; eager mode returns the input itself
-    otherwise, which the fake value does not say."""
-    values = arguments(node)
-    if values is None or values["training"] is not True:
-        return False
-    return type(values["p"]) in (int, float) and values["p"] != 0
-
-
-def is_dropout(node: Node) -> bool:
-    """Whether the call is a dropout of any kind, in whatever mode."""
-    return name_of(node) in DROPOUTS
-
-
-DROPOUTS = (
-    "dropout",
-    "alpha_dropout",
-    "feature_alpha_dropout",
-    "dropout1d",
-    "dropout2d",
-    "dropout3d",
-)
 
 
 def turns_in_place(node: Node) -> bool:

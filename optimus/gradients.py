@@ -17,6 +17,7 @@ import torch
 from torch.fx import Graph, Node
 
 from optimus.bases import Base, bases_in, stops_gradients, written_bases
+from optimus.dropouts import kept_by_dropout
 from optimus.editor import Editor, Refused
 from optimus.effects import effects_of
 from optimus.legality import Legality, memory_of_one, storages_of, value_of
@@ -51,6 +52,13 @@ def leaves_no_grad(graph: Graph) -> bool:
     given = storages_of([value_of(node) for node in graph.nodes if node.op == "placeholder"])
     returned = [node for node in graph.output_node().all_input_nodes if node.op != "placeholder"]
     return any(requires_grad(value_of(n)) and storages_of(value_of(n)) & given for n in returned)
+
+
+def keeps_grad_under_no_grad(graph: Graph, legality: Legality) -> bool:
+    """Whether a dropout under no_grad may give back its input, with the gradient that this has in
+    eager mode: its fake value, which a compiler's copy is like, has none."""
+    kept = [kept_by_dropout(n) for n in graph.nodes if not legality.context(n).grad]
+    return any(n is not None and requires_grad(value_of(n)) for n in kept)
 
 
 def _leaves(graph: Graph, legality: Legality) -> set[Node]:

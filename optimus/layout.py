@@ -17,8 +17,8 @@ import torch
 from torch.fx import Graph, Node
 
 from optimus.axes import spell
+from optimus.dropouts import kept_by_dropout
 from optimus.editor import Editor, Refused
-from optimus.effects import is_active_dropout, is_dropout
 from optimus.facts import changed
 from optimus.legality import Legality, storages_of, tensor_of, value_of
 from optimus.ops import op_of, target_name
@@ -106,7 +106,7 @@ def _minds_layout(node: Node) -> bool:
     """Whether the node may see strides: anything but PyTorch's own functional operations, and a
     dropout that may drop nothing, whose result is the input as it is laid out."""
     if op_of(node) is not None:
-        return is_dropout(node) and not is_active_dropout(node)
+        return kept_by_dropout(node) is not None
     if node.op == "call_method":
         return node.target in _LAYOUT_METHODS
     target = node.target

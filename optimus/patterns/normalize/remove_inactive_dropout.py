@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Node
 
+from optimus.dropouts import DROPOUTS
 from optimus.editor import Editor
-from optimus.effects import DROPOUTS
 from optimus.ops import arguments
 from optimus.pattern import Example, Match, Miss, Pattern
 

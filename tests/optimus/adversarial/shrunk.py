@@ -204,3 +204,11 @@ def parts_of_what_drops_nothing(m, x):
     e, f = F.dropout(a, 0.5, m.training), F.dropout(b, 0.5, m.training)
     g, h = F.alpha_dropout(c + 1, 0.0), F.alpha_dropout(d + 1, 0.0)
     return e[:, 2:], f, g[:, 1:], h
+
+
+@graphs((4, 8), modules=lambda: _linears(6, 8, 4), modes="train eval empty")
+def dropped_under_no_grad(m, x):
+    a, b, c, d, e, f = (layer(x) for layer in m.l)
+    with torch.no_grad():
+        g, h, i, j = (F.dropout(v, 0.5, m.training) for v in (a, b, c, d))
+    return g, i.tanh(), F.alpha_dropout(e, 0.0), f.tanh() + j.detach() + h.shape[0]
