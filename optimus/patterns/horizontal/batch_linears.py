@@ -5,8 +5,9 @@ After:  `baddbmm(stack(b_i)[:, None], stack(x_i), stack(W_i).mT).unbind(0)`
 
 Gains: one GEMM launch for N, forward and in each backward product. Costs: a copy of the weights
 on every step where they are not stored together; of the inputs where they are not parts of one
-tensor (not before anything else has been merged, and not at all with `copy_inputs=False`). The bias
-is added in the GEMM, before the result is rounded.
+tensor (not before anything else has been merged, and not at all with `copy_inputs=False`), and
+where they are, but in rows that begin at no multiples of 16 bytes, as fast GEMMs want them (from
+`many_rows` on). The bias is added in the GEMM, before the result is rounded.
 Needs: at most one dynamic size in front of an input's features.
 """
 
@@ -26,6 +27,10 @@ from optimus.merging import has_plain_parameters, input_of, row_sizes
 from optimus.ops import arguments
 from optimus.pattern import Example, GroupPattern, Miss
 from optimus.stacking import Path, Stacked, in_order, path_of, plan_stack
+from optimus.values import static_size
+
+ROW_BYTES = 16
+"""What a GPU loads at once."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,7 @@ class BatchLinears(GroupPattern):
     """See the module's text."""
 
     copy_inputs: bool = True
+    many_rows: int = 256
 
     anchors = ("linear",)
     family = "horizontal"
@@ -60,10 +66,22 @@ class BatchLinears(GroupPattern):
         x = plan_stack([call["input"] for call in calls]).build(edit)
         weight = plan_stack([call["weight"] for call in calls]).build(edit)
         bias = [call["bias"] for call in calls]
-        out = _batched(edit, x, weight, bias, tensor_of(calls[0]["input"]))
+        like = tensor_of(calls[0]["input"])
+        rows = row_sizes(like) if like is not None else None
+        assert rows is not None
+        out = _batched(edit, self._matrices(edit, x, len(rows)), weight, bias)
+        if len(rows) > 1:
+            out = edit.call("unflatten", out, 1, tuple(rows))
         parts = edit.call("unbind", out)
         for node, part in zip(group, edit.items(parts, range(len(group))), strict=True):
             edit.replace(node, part)
+
+    def _matrices(self, edit: Editor, x: Stacked, depth: int) -> Node:
+        """The inputs as (N, rows, features), of `depth` dimensions of rows."""
+        flat = x.at(edit, 0)
+        if depth > 1:
+            flat = edit.call("flatten", flat, 1, depth)
+        return edit.call("contiguous", flat) if _is_askew(flat, self.many_rows) else flat
 
     @classmethod
     def examples(cls) -> Sequence[Example]:
@@ -76,22 +94,25 @@ class BatchLinears(GroupPattern):
         )
 
 
-def _batched(
-    edit: Editor, x: Stacked, weight: Stacked, bias: Sequence[Any], like: torch.Tensor | None
-) -> Node:
-    """Linears of all members, (N, ..., features): one GEMM of (N, rows, features)."""
-    rows = row_sizes(like) if like is not None else None
-    assert like is not None and rows is not None
-    flat = x.at(edit, 0)
-    if len(rows) > 1:
-        flat = edit.call("flatten", flat, 1, len(rows))
+def _batched(edit: Editor, flat: Node, weight: Stacked, bias: Sequence[Any]) -> Node:
+    """Linears of all members: one GEMM of (N, rows, features)."""
     matrix = edit.call("transpose", weight.at(edit, 0), 1, 2)
     if bias[0] is None:
-        out = edit.call("bmm", flat, matrix)
-    else:
-        shift = plan_stack(bias).build(edit).at(edit, 0)
-        out = edit.call("baddbmm", edit.call("unsqueeze", shift, 1), flat, matrix)
-    return out if len(rows) == 1 else edit.call("unflatten", out, 1, tuple(rows))
+        return edit.call("bmm", flat, matrix)
+    shift = plan_stack(bias).build(edit).at(edit, 0)
+    return edit.call("baddbmm", edit.call("unsqueeze", shift, 1), flat, matrix)
+
+
+def _is_askew(node: Node, many_rows: int) -> bool:
+    """Whether its many rows begin at no multiples of `ROW_BYTES`, as those of a copy would."""
+    x = tensor_of(node)
+    if x is None or (static_size(x, 1) or many_rows) < many_rows or x.stride(-1) != 1:
+        return False
+    size = x.element_size()
+    begins = [x.storage_offset(), *x.stride()[:-1]]
+    is_known = all(isinstance(begin, int) for begin in begins)
+    copy_is_even = x.shape[-1] * size % ROW_BYTES == 0
+    return is_known and copy_is_even and any(begin * size % ROW_BYTES for begin in begins)
 
 
 def _without_repeats(group: Sequence[Node]) -> list[list[Node]]:

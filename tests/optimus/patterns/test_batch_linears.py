@@ -100,6 +100,33 @@ def test_rows() -> None:
     assert fired(NAME, program, torch.randn(0, 12)) == 1
 
 
+@pytest.mark.parametrize(
+    ("rows", "before", "width", "dtype", "copied"),
+    [
+        (256, 3, 4, torch.float32, True),  # rows of 44 bytes, of which 12 come first
+        (255, 3, 4, torch.float32, False),  # too few for a copy to pay
+        (256, 4, 4, torch.float32, False),  # at multiples of 16 as they are
+        (256, 2, 3, torch.float32, False),  # a copy would be no better
+        (256, 4, 8, torch.bfloat16, True),
+        (256, 8, 4, torch.bfloat16, False),
+    ],
+)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_rows_where_a_gpu_loads_slowly_are_copied(
+    rows: int, before: int, width: int, dtype: torch.dtype, copied: bool, dynamic: bool
+) -> None:
+    weights = [torch.randn(3, width, dtype=dtype, requires_grad=True) for _ in range(2)]
+
+    def program(x: Tensor) -> Tensor:
+        parts = torch.relu(x).split([before, width, width], 1)[1:]
+        return torch.cat([F.linear(p, w) for p, w in zip(parts, weights, strict=True)], 1)
+
+    x = torch.randn(rows, before + 2 * width, dtype=dtype, requires_grad=True)
+    found = rewrite(NAME, program, (x,), dynamic=dynamic and rows == 256)
+    assert found.fired == 1
+    assert ("contiguous" in found.text) == copied
+
+
 OTHER: list[Program] = [
     lambda x, w, b: (F.linear(x[:, :4], w[0], b[0]), F.linear(x[:, 4:8], w[1])),
     lambda x, w, b: (F.linear(x[:, :4], w[0]), F.linear(x[:3, 4:8], w[1])),
