@@ -72,7 +72,8 @@ def _settle_node(editor: Editor, node: Node, moved: _Moved, copies: _Copies) -> 
         new_value = editor.evaluate(node)
     except Unknown:  # a view that the new strides do not allow
         new_value = None
-    if not same_type(old_value, new_value):  # sizes that depend on data are new ones each time
+    # Sizes that depend on data are new ones each time.
+    if not same_type(old_value, _as_written(editor, new_value, old_value)):
         _restore_inputs(editor, node, moved, copies)
         return
     node.meta["example_value"] = new_value
@@ -82,6 +83,13 @@ def _settle_node(editor: Editor, node: Node, moved: _Moved, copies: _Copies) -> 
         _own_memory(editor, node, old_value)
     else:
         editor.note_change(node, node, old_value)
+
+
+def _as_written(editor: Editor, new: Any, old: Any) -> Any:
+    """`new`, requiring a gradient as `old` does, if that may be so by writes made to it since."""
+    if not (isinstance(new, torch.Tensor) and requires_grad(old) and editor.legality.writers(old)):
+        return new
+    return new if new.requires_grad else new.detach().requires_grad_()
 
 
 def _inputs_before(node: Node, moved: _Moved) -> list[Any]:

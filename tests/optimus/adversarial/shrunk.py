@@ -212,3 +212,14 @@ def dropped_under_no_grad(m, x):
     with torch.no_grad():
         g, h, i, j = (F.dropout(v, 0.5, m.training) for v in (a, b, c, d))
     return g, i.tanh(), F.alpha_dropout(e, 0.0), f.tanh() + j.detach() + h.shape[0]
+
+
+@graphs((4, 8), modules=lambda: _linears(2, 8, 4), modes="train aot")
+def parts_put_into_new_memory(m, x):
+    a, b = (layer(x) for layer in m.l)
+    c, d = a.split(2, 1)
+    e, f = c.new_zeros(4, 4), torch.zeros_like(d)
+    e[:, :2] = c
+    e[:, 2:] = d
+    f.masked_scatter_(c > 0, d)
+    return torch.relu(a), torch.relu(b), e.tanh(), f.tanh()
