@@ -15,6 +15,7 @@ from optimus.backend import OptimusBackend
 from optimus.capture import CudaCapture
 from optimus.packed_optimizer import PackedOptimizer
 from optimus.packing import Packing
+from optimus.partitioning import Recompute
 from optimus.step_graphs import StepGraphs
 
 Inner = Literal["inductor", "aot_eager"]
@@ -160,7 +161,7 @@ def _upstream(name: str, before: dict[str, Any], after: dict[str, Any] | None = 
 
 
 def _optimus(
-    patterns: str, packed: bool = False, recompute: bool = False, **options: Any
+    patterns: str, packed: bool = False, recompute: Recompute = "auto", **options: Any
 ) -> Callable[[Job], Objective]:
     def make(job: Job) -> Objective:
         packing = Packing(adopt=PackedOptimizer([job.optimizer]).adopt) if packed else None
@@ -227,6 +228,11 @@ _ALL = (
     Provider(
         "optimus_packed_recompute",
         _optimus("all", packed=True, recompute=True),
+        needs_inductor=True,
+    ),
+    Provider(
+        "optimus_packed_keep",
+        _optimus("all", packed=True, recompute=False),
         needs_inductor=True,
     ),
     Provider(

@@ -29,6 +29,7 @@ from optimus.history import History
 from optimus.lookup import NAMED_BACKEND
 from optimus.packed_optimizer import PackedOptimizer
 from optimus.packing import Packing
+from optimus.partitioning import Recompute, inductor_options, saving
 from optimus.pipeline import Selection, nearest, select
 from optimus.records import GraphReport, PatternReport, Report
 from optimus.settled import settled
@@ -48,7 +49,8 @@ class OptimusBackend:
     `inner_options` are inductor's config entries. With `verify` a rewritten graph is run beside the
     original on the inputs at hand first, and patterns that change the result are left out. With
     `recompute`, inductor's backward pass makes anew what takes no GEMM to make, such as casts of
-    weights and activations: less is kept, more is computed. With `packing`, parameters that the
+    weights and activations: less is kept, more is computed; "auto" chooses for each graph by an
+    estimate of the memory it needs (optimus.partitioning). With `packing`, parameters that the
     rewritten graph stacks are stored as one tensor. With `graphs`, what was compiled is replayed as
     CUDA graphs in the steps that these are told of. `explain` names patterns of which
     `report.explanations` shall tell all about each graph.
@@ -65,7 +67,7 @@ class OptimusBackend:
         inner: str = "inductor",
         inner_options: Mapping[str, Any] | None = None,
         verify: bool = True,
-        recompute: bool = False,
+        recompute: Recompute = "auto",
         packing: Packing | None = None,
         graphs: Graphs | None = None,
         explain: str | Sequence[str] | None = None,
@@ -73,6 +75,8 @@ class OptimusBackend:
     ) -> None:
         if inner not in INNER:
             raise ValueError(f"unknown inner compiler {inner!r}; valid: {', '.join(INNER)}")
+        if recompute not in (True, False, "auto"):
+            raise ValueError(f"recompute is True, False or 'auto', not {recompute!r}")
         _check_options(inner, inner_options or {})
         self.selection: Selection = select(patterns, disable, knobs)
         self.report = Report()
@@ -291,10 +295,11 @@ class OptimusBackend:
         if self._inner == "inductor":
             from torch._inductor.compile_fx import compile_fx
 
-            with _partitioned(self._recompute):
-                compiled: Any = compile_fx(
-                    module, list(inputs), config_patches=self._options or None
-                )
+            options = self._options
+            if self._recompute == "auto" and self.selection:
+                options = {**inductor_options(), **options}
+            with saving(less=self._recompute is True):
+                compiled: Any = compile_fx(module, list(inputs), config_patches=options or None)
         else:
             compiled = torch._dynamo.lookup_backend(self._inner)(module, list(inputs))
         return cast(Compiled, compiled)
@@ -312,18 +317,6 @@ def _unwatched() -> AbstractContextManager[Any]:
     if enabled is not None and not enabled():  # a private name
         return nullcontext()
     return torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, lambda saved: saved)
-
-
-def _partitioned(recompute: bool) -> AbstractContextManager[Any]:
-    """What a compile saves for backward. By default PyTorch bans recomputing what a GEMM reads."""
-    from torch._functorch import config
-
-    ban = "ban_recompute_materialized_backward"  # private: a later PyTorch may not have it
-    if recompute and hasattr(config, ban):
-        return cast(AbstractContextManager[Any], config.patch({ban: False}))
-    if recompute:
-        log.warning("recompute: this PyTorch has no %s, the backward pass is as ever", ban)
-    return nullcontext()
 
 
 def note_lacking(reports: Sequence[PatternReport], selection: Selection) -> None:

@@ -21,6 +21,7 @@ from optimus.gradient_readers import optimizers_for_packs
 from optimus.lightnings import accepted_by_both, plain_class
 from optimus.logbook import Logbook, say
 from optimus.lookup import report
+from optimus.partitioning import Recompute
 from optimus.run_graphs import graphs_for
 from optimus.settings import Baseline, CudaGraphs, Settings
 from optimus.takeover import Takeover
@@ -71,7 +72,8 @@ class OptimusCallback(Callback):
         verify: Run a rewritten graph beside the original on the first batch, and leave out patterns
             that change its result.
         recompute: Make in Inductor's backward pass anew what takes no GEMM to make (casts of
-            weights, activations) rather than keep it: less is kept, more is computed.
+            weights, activations) rather than keep it: less is kept, more is computed. "auto"
+            chooses for each graph by an estimate of the memory it needs.
         packing: Store parameters that the rewritten graph stacks as one tensor; where the optimizer
             updates element by element and nothing reads single gradients, it steps on them as one.
         cuda_graphs: "off"; "model": Inductor's CUDA graphs of what is compiled; "step": compiled
@@ -119,7 +121,7 @@ class OptimusCallback(Callback):
         inner_options: Mapping[str, Any] | None = None,
         dynamic: bool | None = None,
         verify: bool = True,
-        recompute: bool = False,
+        recompute: Recompute = "auto",
         packing: bool = True,
         cuda_graphs: CudaGraphs = "off",
         explain: str | Sequence[str] | None = None,

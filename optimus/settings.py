@@ -11,6 +11,7 @@ from optimus.backend import OptimusBackend
 from optimus.capture import Graphs
 from optimus.names import nearest
 from optimus.packing import Packing
+from optimus.partitioning import Recompute
 
 Baseline = Literal["compile", "eager", "off"]
 PhaseName = Literal["baseline", "optimised"]
@@ -38,7 +39,7 @@ class Settings:
     inner_options: Mapping[str, Any] | None = None
     dynamic: bool | None = None
     verify: bool = True
-    recompute: bool = False
+    recompute: Recompute = "auto"
     packing: bool = True
     cuda_graphs: CudaGraphs = "off"
     explain: str | Sequence[str] | None = None
@@ -87,7 +88,7 @@ class Settings:
             inner=self.inner,
             inner_options=self._inner_options(phase),
             verify=self.verify,
-            recompute=self.recompute and phase == "optimised",
+            recompute=self.recompute if phase == "optimised" else False,
             packing=packing,
             graphs=graphs,
             explain=self.explain if phase == "optimised" else None,
