@@ -251,7 +251,7 @@ def _back(ctx: Any, *gradients: Any) -> Any:
     to_set = will_set(ctx.next_functions, recording.edges_of_leaves, recording.edge_of_stand_in)
     for n, leaf, is_set in zip(recording.kept_at, ctx.kept, to_set, strict=False):
         gradient = own[n]
-        if gradient is None:
+        if gradient is None or not leaf.requires_grad:  # frozen meanwhile
             continue
         # By .data a tensor of its own in the same memory, in half the time that detach() takes.
         if is_set and is_bare(leaf):

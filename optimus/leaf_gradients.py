@@ -25,7 +25,8 @@ def will_set(edges: Sequence[Any], at: Sequence[int], stand_in: int | None = Non
     try:
         if stand_in is not None and _will_run(edges[stand_in][0]):
             return [True] * len(at)
-        return [_will_run(edges[n][0]) for n in at]
+        nodes = [edges[n][0] for n in at]  # none behind what was frozen meanwhile
+        return [node is not None and _will_run(node) for node in nodes]
     except RuntimeError:  # in torch.autograd.grad
         return [False] * len(at)
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from optimus.graphed_call import _key_of, _objection
-from tests.optimus.graph_loop import Loop
+from tests.optimus.graph_loop import Loop, Towers
 from tests.optimus.rerun import Rerun
 
 Losses = list[float]
@@ -448,6 +448,26 @@ def test_packs_take_no_gradient_where_others_are_asked_for_or_once_frozen() -> N
     loop = Loop(True)
     train(loop)
     assert loop.replays == [2 + 3 + 6]
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [(Towers, "head.weight"), (Towers, "head.bias"), (_TwoBiases, "deep.weight")],
+)
+def test_a_parameter_that_is_frozen_later_gets_no_gradient(make: Any, name: str) -> None:
+    """Not every release of Dynamo looks again. Two graphs with packs, and one without."""
+    found: list[Losses] = []
+    for graphed in (False, True):
+        loop = Loop(graphed, make)
+        losses = [loop.step(i) for i in range(6)]
+        frozen = loop.module.get_parameter(name)
+        loop.optimizer.zero_grad()
+        frozen.requires_grad_(False)
+        losses += [loop.step(i) for i in range(6, 9)]
+        assert frozen.grad is None
+        frozen.requires_grad_(True)
+        found.append(losses + [loop.step(i) for i in range(9, 12)])
+    assert found[0] == found[1]
 
 
 def test_parameters_that_leave_a_pack_get_their_gradients() -> None:
