@@ -72,8 +72,8 @@ def _settle_node(editor: Editor, node: Node, moved: _Moved, copies: _Copies) -> 
         new_value = editor.evaluate(node)
     except Unknown:  # a view that the new strides do not allow
         new_value = None
-    # Sizes that depend on data are new ones each time.
-    if not same_type(old_value, _as_written(editor, new_value, old_value)):
+    new_value = _as_traced(editor, node, new_value)
+    if not same_type(old_value, new_value):  # sizes that depend on data are new ones each time
         _restore_inputs(editor, node, moved, copies)
         return
     node.meta["example_value"] = new_value
@@ -85,11 +85,16 @@ def _settle_node(editor: Editor, node: Node, moved: _Moved, copies: _Copies) -> 
         editor.note_change(node, node, old_value)
 
 
-def _as_written(editor: Editor, new: Any, old: Any) -> Any:
-    """`new`, requiring a gradient as `old` does, if that may be so by writes made to it since."""
-    if not (isinstance(new, torch.Tensor) and requires_grad(old) and editor.legality.writers(old)):
+def _as_traced(editor: Editor, node: Node, new: Any) -> Any:
+    """`new`, requiring a gradient if `node` did when it was traced. Fake values of what is written
+    to, and what is made of them anew, tell what it came to require later on."""
+    old = value_of(node)
+    if not (isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor)):
         return new
-    return new if new.requires_grad else new.detach().requires_grad_()
+    values = [old, *map(value_of, node.all_input_nodes)]
+    if old.requires_grad == new.requires_grad or not editor.legality.writers(values):
+        return new
+    return new.detach().requires_grad_(old.requires_grad)
 
 
 def _inputs_before(node: Node, moved: _Moved) -> list[Any]:

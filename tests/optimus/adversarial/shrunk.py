@@ -223,3 +223,19 @@ def parts_put_into_new_memory(m, x):
     e[:, 2:] = d
     f.masked_scatter_(c > 0, d)
     return torch.relu(a), torch.relu(b), e.tanh(), f.tanh()
+
+
+@graphs(
+    (4, 8),
+    torch.randn(4, 8),
+    modules=lambda: {"u": torch.randn(4, 8), "v": torch.randn(4, 8)},
+    modes="train aot",
+)
+def read_before_it_gets_a_gradient(m, x, y):
+    a, b = F.linear(y, m.u), F.linear(y, m.v)
+    c, d = a.split(2, 1)
+    t = y[:, :2] * 2
+    r = torch.add(t, c)
+    s = r.narrow(1, 0, 1) + d[:, 1:]
+    t.masked_scatter_(t > 0, x)
+    return r, t.tanh(), torch.relu(a), torch.relu(b), s
