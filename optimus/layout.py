@@ -124,7 +124,7 @@ def _minds_layout(node: Node) -> bool:
         return node.target in _LAYOUT_METHODS
     target = node.target
     if isinstance(target, torch._ops.OpOverload):
-        return target.namespace not in ("aten", "prims") or target._schema.name in _LAYOUT_ATEN
+        return target.namespace not in _NAMESPACES or target._schema.name in _LAYOUT_ATEN
     return getattr(target, "__module__", None) not in (*_TORCH_HOMES, None) or (
         getattr(target, "__name__", "") in _LAYOUT_METHODS
     )
@@ -158,6 +158,8 @@ _LAYOUT_METHODS = {
     "view_as",
 }
 _STORAGE_READERS = ("as_strided", "as_strided_", "as_strided.default", "as_strided_.default")
+_NAMESPACES = ("aten", "prims", "kernels")
+"""Of operators that do not mind; our own kernels take tensors however they are laid out."""
 _LAYOUT_ATEN = {"aten::as_strided", "aten::as_strided_"}
 _TORCH_HOMES = ("torch", "torch._C._nn", "torch.functional", "torch.nn.functional", "_operator")
 

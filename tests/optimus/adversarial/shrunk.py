@@ -239,3 +239,13 @@ def read_before_it_gets_a_gradient(m, x, y):
     s = r.narrow(1, 0, 1) + d[:, 1:]
     t.masked_scatter_(t > 0, x)
     return r, t.tanh(), torch.relu(a), torch.relu(b), s
+
+
+@graphs(
+    (4, 8),
+    modules=lambda: _linears(2, 8, 4, False) | {"c": nn.Linear(4, 4, bias=False)},
+    modes="train aot",
+)
+def kernel_on_a_part_that_is_copied_later(m, x):
+    a, b = (layer(x) for layer in m.l)
+    return b * m.c(b) + b, a, b
