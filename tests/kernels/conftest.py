@@ -1,12 +1,16 @@
-"""$OPTIMUS_TEST_TILE=N: kernels run with the Nth of their tile shapes, not with the fastest."""
+"""$OPTIMUS_TEST_TILE=N: kernels run with the Nth of their tile shapes, not with the fastest.
+
+Memory of the GPU is given back after each test: others may run beside it, some with 15 GB.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
+import torch
 
 from kernels import tuning
 from kernels.tuning import Tile
@@ -25,3 +29,10 @@ def _tile_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "_fastest", take)
     monkeypatch.setattr(tuning, "_chosen", lambda: chosen)
     monkeypatch.setattr(tuning, "_save", lambda: None)
+
+
+@pytest.fixture(autouse=True)
+def _memory_is_given_back() -> Iterator[None]:
+    yield
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

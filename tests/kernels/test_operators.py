@@ -123,7 +123,7 @@ def test_is_right_where_pytorch_may_use_tf32(name: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", SEEN)
 def test_a_tensor_of_over_two_to_31_numbers(name: str) -> None:
-    """The last rows of a long batch are what a short batch of these rows gives."""
+    """The last rows of a long batch are what a short batch of these rows gives; up to 15 GB."""
     op, shapes = SEEN[name]
     longest = max(torch.Size(shape[1:]).numel() for shape in shapes if shape[0] == 64)
     batch = 2**31 // longest + 64
@@ -134,8 +134,8 @@ def test_a_tensor_of_over_two_to_31_numbers(name: str) -> None:
     assert max(x.numel() for x in inputs) > 2**31
     with torch.no_grad():
         found = op(*inputs)[-64:].clone()
-        short = [x[-64:].clone() if len(x) == batch else x for x in inputs]
-        torch.testing.assert_close(found, op(*short), rtol=0.02, atol=0.05)
+        short = op(*(x[-64:].clone() if len(x) == batch else x for x in inputs))
+        assert (found - short).norm() <= 0.01 * short.norm()
 
 
 def _check_code_of_inductor(name: str, dynamic: bool) -> list[str]:
