@@ -8,6 +8,7 @@ import torch
 
 from optimus.backend import OptimusBackend
 from optimus.outcome import Outcome, fact_difference, observe, value_difference
+from tests.optimus.adversarial.graphs import GATES
 from tests.optimus.program import Program
 
 NUM_TRIALS = 3
@@ -19,24 +20,31 @@ class Discarded(Exception):
     """A program that cannot be compared; the text says why."""
 
 
-def check(program: Program, inner: str, patterns: str = "all") -> None:
-    """Raise AssertionError if `program` does under `patterns` what it does not in eager mode."""
+def check(program: Program, inner: str, patterns: str = "all", kernels: bool = False) -> None:
+    """Raise AssertionError if `program` does under `patterns` what it does not in eager mode.
+
+    `kernels`: those which a measurement decides on are used wherever they fit.
+    """
     for trial in range(NUM_TRIALS):
-        difference = _difference(program, inner, patterns)
+        difference = _difference(program, inner, patterns, kernels)
         if difference is None:
             return
         if difference[1] or trial == NUM_TRIALS - 1:
-            raise AssertionError(f"{difference[0]} ({inner})\n{program}")
+            how = f"{inner}{', kernels' * kernels}"
+            raise AssertionError(f"{difference[0]} ({how})\n{program}")
         program.seed += 1000
 
 
-def _difference(program: Program, inner: str, patterns: str) -> tuple[str, bool] | None:
+def _difference(
+    program: Program, inner: str, patterns: str, kernels: bool
+) -> tuple[str, bool] | None:
     """What differs, and whether no rounding can explain it."""
     try:
         expected = run(program)
     except Exception as error:
         raise Discarded("eager refuses it") from error
-    backend = OptimusBackend(patterns, inner=inner, strict=True, verify=False)
+    knobs = GATES if kernels else None
+    backend = OptimusBackend(patterns, knobs=knobs, inner=inner, strict=True, verify=False)
     try:
         actual = run(program, backend)
     except Exception as error:

@@ -224,3 +224,64 @@ LOOKUPS = forms("""
     {1}.index_select(0, {0}.flatten()); F.one_hot({0}, 8).to({1}.dtype) @ {1};
     torch.gather({1}[:, 0], 0, {0}.flatten()); torch.take({1}, {0})
 """)
+PARTS = forms("""
+    torch.split({0}, {1}, -1); {0}.chunk({2}, -1); {0}.unflatten(-1, ({2}, -1)).unbind(-2);
+    [{0}[..., i * {1} : i * {1} + {1}] for i in range({2})];
+    torch.tensor_split({0}, {2}, -1); [{0}.narrow(-1, i * {1}, {1}) for i in range({2})];
+    {0}.reshape({0}.shape[0], {2}, -1).unbind(1); [{0}[:, i] for i in range({0}.shape[1])];
+    [{0}[..., i * {1} :][..., :{1}] for i in reversed(range({2}))]; {0}.split([{1}] * {2}, dim=-1)
+""")
+EXPERTS = forms("""
+    nn.Sequential(nn.Linear({0}, {1}), nn.ReLU(), nn.Linear({1}, {2})); nn.Linear({0}, {2});
+    nn.Sequential(nn.Linear({0}, {2}), nn.LayerNorm({2}), nn.ReLU());
+    nn.Sequential(nn.Linear({0}, {2}), nn.BatchNorm1d({2}), nn.ReLU(inplace=True));
+    nn.Sequential(nn.LayerNorm({0}), nn.Linear({0}, {2}), nn.Dropout(0.3), nn.GELU())
+""")
+MIXTURES = forms("""
+    ({0}.unsqueeze(-1) * {1}).sum(1); torch.bmm({0}.unsqueeze(1), {1}).squeeze(1);
+    torch.einsum('be,bed->bd', {0}, {1}); ({0}[:, None] @ {1})[:, 0];
+    torch.matmul({1}.transpose(1, 2), {0}.unsqueeze(2)).squeeze(-1);
+    torch.sum({1} * {0}[..., None], dim=1); ({0}[:, :, None] * {1}).sum(-2)
+""")
+TRIANGLES = forms("""
+    torch.triu_indices({0}, {0}, 1); torch.tril_indices({0}, {0}, -1); torch.tril_indices({0}, {0})
+""")
+UNITS = forms("""
+    torch.relu({2}({0})); {1} * {3}({2}({0})) + {0}; {0} + {3}(F.gelu({2}({0})));
+    {3}(torch.relu({2}({0}))); {0} * torch.sigmoid({3}(torch.relu({2}({0}))));
+    {3}(F.silu({2}({0})) * {2}({0})); F.layer_norm({0} + {3}({2}({0})), {0}.shape[-1:]);
+    {3}({2}({0}).tanh()).relu(); {1} * {3}({2}({0})) + {0} + {1}; {0} * {3}({2}({1}));
+    {3}({2}({0})) + {2}.bias[:1]; F.softmax({3}({2}({0})), -1) * {0}
+""")
+SEQUENTIAL = forms("""
+    nn.Sequential(nn.Linear({0}, {1}), nn.ReLU()); nn.LayerNorm({0}); nn.Linear({0}, {1});
+    nn.Sequential(nn.LayerNorm({0}), nn.Linear({0}, {1}, bias=False), nn.Tanh());
+    nn.Sequential(nn.Linear({0}, {1}), nn.LayerNorm({1}), nn.ReLU(inplace=True), nn.Dropout(0.3));
+    nn.Sequential(nn.Linear({0}, {1}), nn.BatchNorm1d({1}), nn.Sigmoid(), nn.Linear({1}, {0}));
+    nn.Sequential(nn.RMSNorm({0}), nn.Linear({0}, {1}), nn.SiLU())
+""")
+EMPTY = forms("""
+    torch.zeros({1}); {0}.new_zeros(({1})); torch.ones({1}, dtype=torch.float64);
+    torch.zeros({1}, dtype={0}.dtype)
+""")
+FILLS = (
+    *(
+        (True, form)
+        for form in forms("""
+        {0}[..., {3}:{4}] = {2}; {0}[:, {3}:{4}] = {2}; {0}[..., {3}:{4}] += {2};
+        {0}[..., {3}:{4}].copy_({2}); {0}.narrow(-1, {3}, {4} - {3}).add_({2})
+    """)
+    ),
+    *(
+        (False, form)
+        for form in forms("""
+        {0}[{1}] = {2}; {0}[{1}] += {2}; {0}[{1}].copy_({2}); {0}.select(0, {1}).add_({2});
+        torch.mul({2}, 2, out={0}[{1}]); {0}[{1}, :] = {2}
+    """)
+    ),
+)
+DROPS = forms("""
+    F.dropout({0}, 0.5, self.training); F.dropout({0}, 0.3); F.dropout({0}, 0.0);
+    F.alpha_dropout({0}, 0.3, self.training); F.dropout({0}, 0.5, False);
+    torch.dropout({0}, 0.2, self.training); F.dropout(F.relu({0}), 0.5, self.training, inplace=True)
+""")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import Any
 
-import torch
-
+from tests.optimus.blocks import block, branches, experts, interaction, tower
+from tests.optimus.frames import frame
 from tests.optimus.lookups import look_up, masks, numbers
-from tests.optimus.program import Builder, Input, Program, at_least
+from tests.optimus.program import Builder, Program, at_least
 from tests.optimus.spellings import (
+    DROPS,
     IN_PLACE,
     JOINS,
     LAYERS,
@@ -24,57 +24,16 @@ from tests.optimus.spellings import (
     WIDTHS,
     forms,
 )
-from tests.optimus.writes import at_once, buffer, into, statistics, write
+from tests.optimus.writes import at_once, buffer, fill, into, statistics, write
 
 
 def random_program(rng: Random, most_statements: int = 16) -> Program:
     """A program of up to that many statements (each of several lines)."""
-    program = _frame(rng)
+    program = frame(rng)
     builder = Builder(rng, program)
     for _ in range(rng.randrange(most_statements) + 1):
         KINDS[rng.randrange(len(KINDS))](builder)
     return builder.finish(_outputs(builder))
-
-
-def _frame(rng: Random) -> Program:
-    def pick(*options: Any) -> Any:
-        return options[rng.randrange(len(options))]
-
-    program = Program(seed=rng.randrange(1000))
-    program.batches = pick((3,), (3,), (5, 3), (2, 4), (1,), (0,))
-    program.train = rng.randrange(4) < 3
-    program.grad = rng.randrange(10) < 9
-    program.autocast = rng.randrange(10) == 9
-    program.symbolic = rng.randrange(10) == 9
-    for i in range(rng.randrange(3) + 1):
-        shape = pick((-1, 8), (-1, 6), (-1, 4), (-1, 3, 4), (-1, 12), (4, 4), (-1, 1))
-        dtype = pick(*[torch.float32] * 7, torch.bfloat16, torch.float64, torch.int64, torch.bool)
-        grad = rng.randrange(2) == 1 and dtype.is_floating_point
-        program.inputs.append(Input(f"x{i}", shape, dtype, grad))
-    program.inputs += _views(pick) + _numbers(pick)
-    return program
-
-
-def _views(pick: Callable[..., Any]) -> list[Input]:
-    """Inputs in memory that others have, too: of another input, or of one that is not given."""
-    views = ("x.detach()[..., 1:]", "x", "x.detach()", "x[..., :2]", "x.mT", "x[-1:]", "x.detach()")
-    if pick(*range(8)) == 7:
-        return [Input("view", (), torch.float32, of="x0", view=pick(*views))]
-    if pick(*range(8)) < 7:
-        return []
-    base = Input("base", pick((-1, 6), (4, 8)), torch.float32, given=False)
-    halves = pick(("x[..., :4]", "x[..., 2:]"), ("x[..., :2]", "x[..., 2:]"), ("x.mT", "x"))
-    return [
-        base,
-        *(Input(f"v{i}", (), base.dtype, of="base", view=v) for i, v in enumerate(halves)),
-    ]
-
-
-def _numbers(pick: Callable[..., Any]) -> list[Input]:
-    if pick(*range(4)) < 3:
-        return []
-    kinds = [pick(int, int, float, bool) for _ in range(pick(1, 1, 2))]
-    return [Input(f"n{i}", pick((), (-1,)), kind) for i, kind in enumerate(kinds)]
 
 
 # Kinds of statement.
@@ -178,13 +137,16 @@ def map_group(b: Builder) -> None:
         return
     if b.chance(15):
         b.rng.shuffle(group)
-    makers = (_pointwise, _own_linear, _rows, _shared_linear, _norm, _matmul, _shape, _numbered)
-    make = b.pick(makers)
+    _map(b, group)
+
+
+def _map(b: Builder, group: list[str]) -> list[str]:
+    make = b.pick(MAKERS)
     template, odd = make(b, group), b.between(0, len(group) * 5) - 1
     made: list[str] = []
     for i, name in enumerate(group):
         if template is None:
-            return
+            return []
         text = template(name)
         if i == odd and text is not None:
             text = _disturb(b, name, text, made)
@@ -193,6 +155,13 @@ def map_group(b: Builder) -> None:
             made.append(result)
     if made:
         b.groups.append(made)
+    return made
+
+
+def branch(b: Builder) -> None:
+    """The same steps for each part of one tensor, joined again."""
+    if branches(b, _map):
+        join(b)
 
 
 def _disturb(b: Builder, name: str, text: str, made: Sequence[str]) -> str | None:
@@ -216,7 +185,7 @@ Template = Callable[[str], str | None]
 
 
 def _pointwise(b: Builder, group: Sequence[str]) -> Template:
-    form = str(b.pick(POINTWISE))
+    form = str(b.pick(POINTWISE if b.chance(90) else DROPS))
     return form.format
 
 
@@ -298,6 +267,9 @@ def _matmul(b: Builder, group: Sequence[str]) -> Template | None:
     return template
 
 
+MAKERS = (_pointwise, _own_linear, _rows, _shared_linear, _norm, _matmul, _shape, _numbered)
+
+
 def join(b: Builder) -> None:
     """Put a group together again, in order or not."""
     group = b.group()
@@ -368,7 +340,8 @@ def region(b: Builder) -> None:
 KINDS: tuple[Callable[[Builder], None], ...] = (
     nothing, parts, parts, parts, *[map_group] * 6, join, join, join, join, one, one, one, two, two,
     layer, wide, wide, write, write, buffer, region, region, masks, look_up, look_up, into, into,
-    at_once, statistics, numbers, numbers,
+    at_once, statistics, numbers, numbers, branch, branch, branch, branch, experts, experts, tower,
+    tower, block, block, interaction, fill,
 )  # fmt: skip
 
 

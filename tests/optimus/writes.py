@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from tests.optimus.program import Builder, at_least
-from tests.optimus.spellings import AT_ONCE, AT_ONCE_IN_PLACE, IN_PLACE, INTO, MEMORY, UPDATES
+from tests.optimus.spellings import (
+    AT_ONCE,
+    AT_ONCE_IN_PLACE,
+    EMPTY,
+    FILLS,
+    IN_PLACE,
+    INTO,
+    MEMORY,
+    UPDATES,
+)
 
 
 def write(b: Builder) -> None:
@@ -31,6 +40,24 @@ def into(b: Builder) -> None:
     b.write(f"{out} = {memory}; {result} = {call}", out, result)
     if quiet:
         b.close()
+
+
+def fill(b: Builder) -> None:
+    """A tensor made first and filled with a group, part by part."""
+    group = b.group()
+    if group is None or not b.value(group[0]).dim():
+        return
+    first, count = group[0], len(group)
+    width = b.value(first).shape[-1]
+    along, form = b.pick(FILLS)
+    shape = f"*{first}.shape[:-1], {width * count}" if along else f"{count}, *{first}.shape"
+    out = b.assign(str(b.pick(EMPTY)).format(first, shape))
+    if out is None:
+        return
+    for i, name in enumerate(group):
+        b.write(form.format(out, i, name, width * i, width * (i + 1)), out)
+    if b.chance(30):
+        b.assign(f"{out} + 1")
 
 
 def at_once(b: Builder) -> None:
