@@ -9,12 +9,14 @@ from collections.abc import Callable
 
 from tests.optimus.program import Builder, at_least
 from tests.optimus.spellings import (
+    ATTENTIONS,
     EXPERTS,
     MIXTURES,
     PARTS,
     REGIONS,
     SEQUENTIAL,
     TRIANGLES,
+    TURNED,
     UNITS,
     WIDTHS,
 )
@@ -137,6 +139,45 @@ def block(b: Builder) -> None:
         module = b.module(form) if own else module
     if made:
         b.groups.append(made)
+
+
+def attention(b: Builder) -> None:
+    """Queries, keys and values of one linear, or of three, and tokens that look at each other."""
+    x = b.tensor(lambda t: t.dim() == 3 and at_least(3)(t) and t.shape[-1] > 0)
+    if x is None:
+        wide = b.tensor(lambda t: t.dim() == 2 and at_least(2)(t) and t.shape[1] in (4, 6, 8, 12))
+        x = b.assign(f"{wide}.view(-1, 2, {b.value(wide).shape[1] // 2})") if wide else None
+    if x is None or not b.is_static(x, -1):
+        return
+    width, heads = b.value(x).shape[-1], [b.new() for _ in range(3)]
+    if b.chance(50):
+        module = b.module(f"nn.Linear({width}, 12)")
+        made = b.write(f"{', '.join(heads)} = {module}({x}).chunk(3, -1)", *heads)
+    else:
+        modules = [b.module(f"nn.Linear({width}, 4, bias=False)") for _ in heads]
+        calls = [f"{head} = {m}({x})" for head, m in zip(heads, modules, strict=True)]
+        made = all(b.write(call, head) for call, head in zip(calls, heads, strict=True))
+    if made:
+        b.assign(str(b.pick(ATTENTIONS)).format(*heads))
+
+
+def tokens(b: Builder) -> None:
+    """Heads of two tokens mixed with each other, and a layer for each token."""
+    x = b.tensor(lambda t: t.dim() == 2 and at_least(2)(t) and t.shape[1] in (4, 8, 12))
+    if x is None or not b.is_static(x, 1):
+        return
+    half = b.value(x).shape[1] // 2
+    turned = str(b.pick(TURNED)).format(x, half // 2)
+    mixed = b.assign(f"{turned}.reshape(-1, 2, {half})")
+    if mixed is None:
+        return
+    mixed = b.assign(f"{mixed} + {x}.view(-1, 2, {half})") or mixed
+    layers = [b.module(f"nn.Linear({half}, {half})") for _ in range(2)]
+    calls = [f"{layer}({mixed}[:, {i}])" for i, layer in enumerate(layers)]
+    made = [name for name in map(b.assign, calls) if name]
+    if len(made) == len(calls):
+        b.groups.append(made)
+        b.assign(f"{mixed} + F.gelu(torch.stack([{', '.join(made)}], 1))")
 
 
 def _rows(b: Builder) -> str | None:

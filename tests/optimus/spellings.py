@@ -285,3 +285,12 @@ DROPS = forms("""
     F.alpha_dropout({0}, 0.3, self.training); F.dropout({0}, 0.5, False);
     torch.dropout({0}, 0.2, self.training); F.dropout(F.relu({0}), 0.5, self.training, inplace=True)
 """)
+ATTENTIONS = forms("""
+    F.scaled_dot_product_attention({0}, {1}, {2}); ({0} @ {1}.mT * 0.5).softmax(-1) @ {2};
+    torch.bmm(F.softmax(torch.bmm({0}, {1}.transpose(1, 2)) / 2, -1), {2});
+    torch.einsum('bqk,bkd->bqd', torch.einsum('bqd,bkd->bqk', {0}, {1}).softmax(-1), {2})
+""")
+TURNED = forms("""
+    {0}.view(-1, 2, 2, {1}).transpose(1, 2); {0}.reshape(-1, 2, 2, {1}).permute(0, 2, 1, 3);
+    torch.stack({0}.view(-1, 2, 2, {1}).unbind(1), 2); {0}.unflatten(1, (2, 2, {1})).swapaxes(1, 2)
+""")

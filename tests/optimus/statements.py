@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from random import Random
 
-from tests.optimus.blocks import block, branches, experts, interaction, tower
+from tests.optimus.blocks import (
+    attention,
+    block,
+    branches,
+    experts,
+    interaction,
+    tokens,
+    tower,
+)
 from tests.optimus.frames import frame
 from tests.optimus.lookups import look_up, masks, numbers
 from tests.optimus.program import Builder, Program, at_least
@@ -341,7 +349,7 @@ KINDS: tuple[Callable[[Builder], None], ...] = (
     nothing, parts, parts, parts, *[map_group] * 6, join, join, join, join, one, one, one, two, two,
     layer, wide, wide, write, write, buffer, region, region, masks, look_up, look_up, into, into,
     at_once, statistics, numbers, numbers, branch, branch, branch, branch, experts, experts, tower,
-    tower, block, block, interaction, fill,
+    tower, block, block, interaction, fill, attention, tokens,
 )  # fmt: skip
 
 
