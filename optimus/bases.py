@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Set
 
 from torch.fx import Graph, Node
 
+from optimus.dropouts import kept_by_dropout
 from optimus.legality import Legality, memory_of, memory_of_one, value_of
 from optimus.ops import target_name
 from optimus.values import is_fresh, requires_grad
@@ -34,18 +35,23 @@ def bases_of(node: Node) -> frozenset[Base]:
     return frozenset(found)
 
 
-def keeps_base(
+def base_objection(
     legality: Legality, old: Node, replaced: Mapping[Node, Node], made: Collection[Node]
-) -> bool:
-    """Whether writes to what is put in place of `old` change the history that they changed before.
+) -> str | None:
+    """Why what is put in place of `old` has no base that it may have: one that a dropout may take
+    over from its input, or one of which writes change another history than they changed before.
     `made`: nodes which nobody else reads yet."""
-    if not legality.writers(value_of(old)) or not requires_grad(value_of(old)):
-        return True
     new = replaced[old]
     before, now = bases_of(old), bases_of(new)
+    if any(isinstance(base, Node) and kept_by_dropout(base) for base in now - before):
+        return "would be in the memory that a dropout has dropped nothing of"
+    if not legality.writers(value_of(old)) or not requires_grad(value_of(old)):
+        return None
     if old in before:  # a base, made or detached
-        return now == {new} and (is_fresh(old) or new in made)
-    return now == {replaced.get(b, b) if isinstance(b, Node) else b for b in before}
+        kept = now == {new} and (is_fresh(old) or new in made)
+    else:
+        kept = now == {replaced.get(b, b) if isinstance(b, Node) else b for b in before}
+    return None if kept else "is written to, with gradients of its own"
 
 
 def written_bases(graph: Graph, legality: Legality) -> dict[Node, frozenset[Base]]:

@@ -16,7 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, Node
 
-from optimus.bases import keeps_base
+from optimus.bases import base_objection
 from optimus.legality import Legality, memory_of, memory_of_one, storages_of, value_of
 from optimus.ops import name_of, op_of
 from optimus.values import (
@@ -121,20 +121,20 @@ class Check:
 
     def _replacement_objection(self, transaction: Transaction, matched: Set[Node]) -> str | None:
         """What is replaced is matched, and its replacement has its type and its gradients."""
-        for old, new in transaction.replaced.items():
+        replaced = transaction.replaced
+        for old, new in replaced.items():
             if old not in matched:
                 return f"replaces {_label(old)}, which is outside its match"
             if not same_type(value_of(old), value_of(new)):
                 return f"would change the type of {_label(old)}"
             if new not in transaction.made and self._stops_gradients(old, new):
                 return f"{_label(old)} lets no gradient through"
-            if not keeps_base(self._legality, old, transaction.replaced, transaction.made):
-                return f"writes to {_label(old)} have gradients of their own"
+            if reason := base_objection(self._legality, old, replaced, transaction.made):
+                return f"{_label(old)} {reason}"
         return None
 
     def _stops_gradients(self, old: Node, new: Node) -> bool:
-        """Whether only one of them, a view, was made under no_grad: both may require a gradient,
-        but no gradient goes through a view that was."""
+        """Whether only one was made under no_grad: no gradient goes through a view that was."""
         modes = self._legality.context(old).grad, self._legality.context(new).grad
         return modes[0] is not modes[1] and requires_grad(value_of(old))
 

@@ -249,3 +249,11 @@ def read_before_it_gets_a_gradient(m, x, y):
 def kernel_on_a_part_that_is_copied_later(m, x):
     a, b = (layer(x) for layer in m.l)
     return b * m.c(b) + b, a, b
+
+
+@graphs((4, 8), modes="eval train")
+def joined_alone_behind_a_dropout(m, x):
+    a, b = (F.dropout(part, 0.5, m.training) for part in x[:, 1:].split([4, 3], 1))
+    c, d = torch.cat([a, b], 1).split([4, 3], 1)
+    (e,) = torch.stack([a.tanh(), b.sin()[:, :1].expand(-1, 4)]).unbind()[:1]
+    return torch.cat([a], 1), c, d[:, 1:], e
