@@ -1,6 +1,7 @@
 """Host microseconds of a training step whose parts are replayed as CUDA graphs, by part.
 
     python -m benchmarks.host_time --model per_feature_encoder masknet ple
+    python -m benchmarks.host_time --out benchmarks/results/host_time.csv
 
 Runs on a CPU: the layers are narrow, their number is that of the public model, and a replay does
 nothing, so what is left is what Python, Dynamo's guards, autograd and the optimizer's bookkeeping
@@ -27,6 +28,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -35,6 +37,7 @@ import torch
 from benchmarks.bench import Bench, Setting
 from benchmarks.models import MODELS, BenchmarkModel, Size
 from benchmarks.providers import Job, Provider, autocast
+from benchmarks.rows import append, commit, where
 from optimus import graphed_call
 from optimus.backend import OptimusBackend
 from optimus.capture import Recorded, Results, Work
@@ -52,6 +55,20 @@ NARROW = {
     "ple": Size(0, 64, 2, 2, {"expert_layers": ((8, 6, 4),) * 3, "tower_layers": (8, 6, 4)}),
 }
 Parts = dict[str, list[float]]
+
+
+@dataclasses.dataclass
+class Row:
+    """Median microseconds of a part of a replayed step."""
+
+    date: str
+    commit: str
+    machine: str
+    torch: str
+    python: str
+    model: str
+    part: str
+    us: float
 
 
 class Nothing:
@@ -201,6 +218,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", nargs="+", choices=list(NARROW), default=list(NARROW))
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--profile", action="store_true", help="print cProfile's table instead")
+    parser.add_argument("--out", type=Path, help="CSV file to append the results to")
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(1)
     for name in chosen.model:
@@ -211,6 +229,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
             continue
         found = measure(model, chosen.steps)
         print(name, *(f"{part}: {us:.0f}" for part, us in found.items()), sep="  ", flush=True)
+        if chosen.out:
+            append(_rows(name, found), chosen.out)
+
+
+def _rows(model: str, found: dict[str, float]) -> list[Row]:
+    at = where(torch.device("cpu"))
+    run = (at["date"], commit(), f"{at['gpu']}, 1 core", at["torch"], at["python"])
+    return [Row(*run, model, part, round(us, 1)) for part, us in found.items()]
 
 
 if __name__ == "__main__":
