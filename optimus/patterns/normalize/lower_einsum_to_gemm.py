@@ -40,6 +40,8 @@ class LowerEinsumToGemm(Pattern):
             return Miss("not two tensors under an equation")
         if not all(t.is_floating_point() and t.layout is torch.strided for t in tensors):
             return Miss("not two dense tensors of floating point")
+        if tensors[0].dtype != tensors[1].dtype:  # eager multiplies them where a label has size 1
+            return Miss("tensors of two types")
         labels = _labels(values["equation"], [tensor.dim() for tensor in tensors])
         if labels is None or not _sizes_agree(labels, tensors):
             return Miss("a label that is repeated, or stands for unequal sizes")

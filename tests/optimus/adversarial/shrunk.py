@@ -257,3 +257,10 @@ def joined_alone_behind_a_dropout(m, x):
     c, d = torch.cat([a, b], 1).split([4, 3], 1)
     (e,) = torch.stack([a.tanh(), b.sin()[:, :1].expand(-1, 4)]).unbind()[:1]
     return torch.cat([a], 1), c, d[:, 1:], e
+
+
+@graphs(
+    torch.rand(4, 2, dtype=torch.float64), modules=lambda: {"w": nn.Parameter(torch.rand(1, 4))}
+)
+def einsum_of_two_types(m, x):
+    return [torch.einsum("...i,ij->...j", part, m.w) for part in x.split(1, 1)]
