@@ -7,13 +7,17 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import Node
 
 from optimus.editor import Editor
+from optimus.legality import tensor_of
+from optimus.ops import name_of
 from optimus.pattern import Match, Pattern
 from tests.optimus.capture import names, rewritten
 from tests.optimus.handmade import batch_pointwise, local, merge_equal
+from tests.optimus.patterns.rewriting import rewrite
 
 X = torch.arange(12.0).reshape(3, 4) - 2
 Outputs = Tensor | tuple[Tensor, ...]
@@ -208,3 +212,19 @@ def test_two_of_one(program: Callable[[Tensor], Any]) -> None:
         return program(x), program(x)
 
     rewritten(twice, (X,), merge_equal("relu"), merge_equal("tanh"))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_batch_norm_of_a_half_type_on_a_cpu_gets_rows_that_lie_together(dtype: torch.dtype) -> None:
+    """On rows of a wider tensor its gradient was six times as far from float64."""
+
+    def program(x: Tensor, one: Tensor, other: Tensor) -> tuple[Tensor, ...]:
+        parts = F.linear(x, one), F.linear(x, other)
+        return tuple(F.batch_norm(p, None, None, training=True) for p in parts)
+
+    inputs = [torch.randn(4, 8, dtype=dtype) for _ in range(3)]
+    result = rewrite("widen_shared_input_linears", program, inputs)
+    assert result.fired == 1
+    norms = [n for n in result.module.graph.nodes if name_of(n) == "batch_norm"]
+    together = [tensor_of(n.all_input_nodes[0]).is_contiguous() for n in norms]  # type: ignore[union-attr]
+    assert together == [dtype != torch.float32] * 2
