@@ -307,14 +307,15 @@ class OutputContract:
     def pinned(self, graph: Graph, legality: Legality) -> frozenset[int]:
         """Storages that can be neither copied nor become part of a larger one: several outputs
         share them, or an output and an input, or a layout in them could not be restored, or what
-        no_grad has made of them would be of another type."""
+        no_grad has made of them would be of another type, or a dropout gives them to a writer."""
         nodes, partners = _returned(graph), self._partners(graph)
         shared = [value_of(nodes[position]) for position in partners if partners[position]]
         minded = [n for node in graph.nodes if _minds_layout(node) for n in node.all_input_nodes]
         seen = (tensor_of(node) for node in (*nodes, *minded))
         strided = [v for v in seen if v is not None and v.layout is torch.strided]
         lost = [v for v in strided if not _can_be_restored(v)]
-        return storages_of([*shared, *lost, *_left_by_no_grad(graph, legality)])
+        written = _written_behind_dropouts(graph, legality)
+        return storages_of([*shared, *lost, *written, *_left_by_no_grad(graph, legality)])
 
     def enforce(self, editor: Editor) -> None:
         """Restore strides and memory of the outputs where a rewrite has changed them; what is as it
@@ -357,6 +358,16 @@ class OutputContract:
             name: frozenset[int]().union(*(owners[s] for s in storages_of(value_of(node)))) - {name}
             for name, node in returned.items()
         }
+
+
+def _written_behind_dropouts(graph: Graph, legality: Legality) -> list[Any]:
+    """Inputs that a dropout may give back as they are, to be written to."""
+    found: list[Node] = []
+    for node in [n for n in graph.nodes if legality.writers(value_of(n))]:
+        while (kept := kept_by_dropout(node)) is not None:
+            node = kept  # noqa: PLW2901
+            found.append(node)
+    return [value_of(node) for node in found]
 
 
 def _left_by_no_grad(graph: Graph, legality: Legality) -> list[Any]:

@@ -264,3 +264,14 @@ def joined_alone_behind_a_dropout(m, x):
 )
 def einsum_of_two_types(m, x):
     return [torch.einsum("...i,ij->...j", part, m.w) for part in x.split(1, 1)]
+
+
+@graphs(
+    (3, 4),
+    modules=lambda: {"b": nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))},
+    modes="eval train",
+)
+def written_to_behind_a_dropout(m, x):
+    a, b, c = (F.dropout(m.b(part), 0.3, m.training) for part in x.unbind())
+    c += b
+    return a, b + 1, c * 1, torch.stack(x.unbind(), 1)
