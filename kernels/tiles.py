@@ -20,6 +20,11 @@ def sum_type(dtype: torch.dtype) -> tl.dtype:
     return tl.float64 if dtype == torch.float64 else tl.float32
 
 
+def wide_type(dtype: torch.dtype) -> torch.dtype:
+    """As `sum_type`, the type of a tensor of sums that are gone on with."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
 @triton.jit
 def wide(x):
     """`x` in the type that sums are taken in: float32, or float64 for float64."""

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from optimus.affine import HALF
 from optimus.axes import spell
 from optimus.dropouts import kept_by_dropout
 from optimus.editor import Editor, Refused
@@ -148,7 +149,7 @@ def _is_less_exact(node: Node, moved: _Moved) -> bool:
     value = tensor_of(values["input"]) if values is not None else None
     if values is None or value is None or values["training"] is not True:
         return False
-    if value.device.type != "cpu" or value.dtype not in (torch.bfloat16, torch.float16):
+    if value.device.type != "cpu" or value.dtype not in HALF:
         return False
     befores = [before for _, before in moved]
     return all(isinstance(b, torch.Tensor) and _can_be_restored(b) for b in befores)

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.launch import launch, on_device
-from kernels.tiles import activate, narrow, slope, sum_type, wide
+from kernels.tiles import activate, narrow, slope, sum_type, wide, wide_type
 from kernels.tuning import Tile, choose, num_programs, tile
 
 MAX_WIDTH = 4096
@@ -80,14 +80,13 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x (contiguous), weight and bias (empty where there is none)."""
     grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    wide_type = torch.float64 if x.dtype == torch.float64 else torch.float32
-    partial = torch.empty(0, dtype=wide_type, device=x.device)
+    partial = torch.empty(0, dtype=wide_type(x.dtype), device=x.device)
 
     def run(choice: Tile) -> None:
         nonlocal partial
         blocks = _blocks(x, choice)
         grid, steps = _share(x, blocks, num_programs(1 << 10))
-        partial = torch.empty(2, grid[0], *x.shape[1:], dtype=wide_type, device=x.device)
+        partial = torch.empty(2, grid[0], *x.shape[1:], dtype=wide_type(x.dtype), device=x.device)
         launch(
             batched_norm_bwd_kernel,
             grid,

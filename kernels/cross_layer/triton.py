@@ -31,7 +31,7 @@ from kernels.matmul import (
     place_of,
     store_tile,
 )
-from kernels.tiles import wide
+from kernels.tiles import wide, wide_type
 from kernels.tuning import Tile, choose
 
 
@@ -71,14 +71,15 @@ def backward(
     """Gradients of x0, of the projection (in y's type) and of the bias (empty without one)."""
     grad_x0 = torch.empty(x0.shape, dtype=x0.dtype, device=x0.device)
     projected = torch.empty(x0.shape, dtype=y.dtype, device=x0.device)
-    wide_type = torch.float64 if y.dtype == torch.float64 else torch.float32
-    partial = grad.new_empty(0, dtype=wide_type)
+    partial = grad.new_empty(0, dtype=wide_type(y.dtype))
 
     def run(choice: Tile) -> None:
         nonlocal partial
         if bias is not None:
             tiles_m = triton.cdiv(grad.shape[0], choice.sizes["BLOCK_M"])
-            partial = torch.empty(tiles_m, grad.shape[1], dtype=wide_type, device=grad.device)
+            partial = torch.empty(
+                tiles_m, grad.shape[1], dtype=wide_type(y.dtype), device=grad.device
+            )
         launch(
             cross_layer_bwd_kernel,
             _grid(grad, choice),

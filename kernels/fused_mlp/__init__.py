@@ -15,7 +15,7 @@ from torch import Tensor
 from kernels import autocast
 from kernels.activations import check_activation
 from kernels.fused_mlp import reference
-from kernels.fused_mlp.columns import starts
+from kernels.fused_mlp.columns import active_widths, starts
 from kernels.fused_mlp.sizes import fits
 from kernels.launch import can_multiply
 from kernels.operators import operator
@@ -52,12 +52,6 @@ def fused_mlp(
     inputs = (x, *weights, *(biases or ()))
     save = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
     return _forward(x, list(weights), list(biases or ()), activation, activate_last, save)[0]
-
-
-def kept_widths(weights: Sequence[Tensor], last: bool) -> list[int]:
-    """Widths of the layers (T, Sl, Sl-1) that have an activation: what is kept for backward."""
-    widths = [w.shape[1] for w in weights]
-    return widths if last else widths[:-1]
 
 
 def _check(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> None:
@@ -101,7 +95,7 @@ def _(
     last: bool,
     save: bool,
 ) -> tuple[Tensor, Tensor]:
-    widths = kept_widths(weights, last) if save else []
+    widths = active_widths(weights, last) if save else []
     kept = x.new_empty(*x.shape[:2], starts(widths)[-1]) if widths else x.new_empty(0)
     return x.new_empty(*x.shape[:2], weights[-1].shape[1]), kept
 

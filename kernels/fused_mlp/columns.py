@@ -8,6 +8,12 @@ from itertools import accumulate
 from torch import Tensor
 
 
+def active_widths(weights: Sequence[Tensor], last: bool) -> list[int]:
+    """Widths of the layers (T, Sl, Sl-1) that have an activation; `last`: the last one does."""
+    widths = [w.shape[1] for w in weights]
+    return widths if last else widths[:-1]
+
+
 def starts(widths: Sequence[int]) -> list[int]:
     """The first column of each layer, and where the last one ends."""
     return [0, *accumulate(widths)]

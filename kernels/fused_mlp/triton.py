@@ -30,7 +30,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.activations import FROM_SUM
-from kernels.fused_mlp.columns import starts
+from kernels.fused_mlp.columns import active_widths, starts
 from kernels.fused_mlp.sizes import block
 from kernels.launch import launch, on_device
 from kernels.matmul import number_types
@@ -60,7 +60,7 @@ def forward(
     towers, batch, _ = x.shape
     widths = [w.shape[1] for w in weights]
     out = torch.empty(towers, batch, widths[-1], dtype=x.dtype, device=x.device)
-    width = starts(widths if last else widths[:-1])[-1] if save else 0
+    width = starts(active_widths(weights, last))[-1] if save else 0
     kept = x.new_empty(towers, batch, width) if save else x.new_empty(0)
 
     def run(choice: Tile) -> None:

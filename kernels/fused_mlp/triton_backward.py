@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.fused_mlp.columns import columns, starts
+from kernels.fused_mlp.columns import active_widths, columns, starts
 from kernels.fused_mlp.triton import (
     choose_and_run,
     constants,
@@ -51,8 +51,7 @@ def backward(
     """Gradients of x (empty without `needs_x`), of all weights and of all biases, in this order."""
     towers, batch, _ = x.shape
     widths = [w.shape[1] for w in weights]
-    written = widths if last else widths[:-1]
-    before = x.new_empty(towers, batch, starts(written)[-1])
+    before = x.new_empty(towers, batch, starts(active_widths(weights, last))[-1])
     grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device) if needs_x else x.new_empty(0)
     shared = constants(x, weights, activation, last)
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from kernels.activations import FROM_SUM
 from kernels.fused_mlp.triton import choose_and_run, load_rows
 from kernels.launch import launch
-from kernels.tiles import activate, narrow, operand, wide
+from kernels.tiles import activate, narrow, operand, wide, wide_type
 from kernels.tuning import Tile, num_programs, tile
 
 TILES = (
@@ -46,7 +46,6 @@ def of_parameters(
     grads += [torch.empty(w.shape[:2], dtype=w.dtype, device=w.device) for w in weights if has_bias]
     towers, batch, _ = x.shape
     numbers = [g[0].numel() for g in grads]
-    wide_type = torch.float64 if x.dtype == torch.float64 else torch.float32
     partial = x.new_empty(0)
 
     def run(choice: Tile) -> None:
@@ -59,7 +58,9 @@ def of_parameters(
         blocks = triton.cdiv(batch, sizes["BLOCK_M"])
         steps = triton.cdiv(blocks, num_programs(NUM_PROGRAMS // (tiles * towers)))
         shares = triton.cdiv(blocks, steps)
-        partial = torch.empty(shares, towers, sum(numbers), dtype=wide_type, device=x.device)
+        partial = torch.empty(
+            shares, towers, sum(numbers), dtype=wide_type(x.dtype), device=x.device
+        )
         launch(
             fused_mlp_weights_kernel,
             (tiles, shares, towers),
@@ -78,9 +79,7 @@ def of_parameters(
             BEFORE=before.shape[2],
             TOTAL=sum(numbers),
             **shared,
-            **sizes,
-            num_warps=choice.num_warps,
-            num_stages=choice.num_stages,
+            **choice.options(),
         )
 
     choose_and_run("fused_mlp_weights", x, weights, TILES, run)

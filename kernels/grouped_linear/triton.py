@@ -24,7 +24,7 @@ from torch import Tensor
 from kernels.grouped_linear.tables import Groups, groups_of, table, tile_table
 from kernels.launch import launch, on_device
 from kernels.matmul import number_types
-from kernels.tiles import activate, narrow, operand, wide
+from kernels.tiles import activate, narrow, operand, wide, wide_type
 from kernels.tuning import Tile, choose, num_programs, tile
 
 TILES = (
@@ -111,7 +111,6 @@ def grads_of_parameters(
 ) -> tuple[Tensor, Tensor]:
     """Gradients of all weights and of all biases, one vector each, in SUM's type."""
     groups = groups_of(weights, (), offsets)
-    wide_type = torch.float64 if x.dtype == torch.float64 else torch.float32
     num_weights = sum(a * b for a, b in zip(groups.ins, groups.outs, strict=True))
     places = table(groups, x.device)
     partial: list[Tensor] = []
@@ -123,7 +122,7 @@ def grads_of_parameters(
         steps = triton.cdiv(blocks, num_programs(1024 // len(tiles)))
         shares = triton.cdiv(blocks, steps)
         partial[:] = [
-            torch.empty(shares, size, dtype=wide_type, device=x.device)
+            torch.empty(shares, size, dtype=wide_type(x.dtype), device=x.device)
             for size in (num_weights, sum(groups.outs))
         ]
         launch(

@@ -29,7 +29,7 @@ from kernels.matmul import (
     place_of,
     store_tile,
 )
-from kernels.tiles import activate, narrow, slope_at, sum_type, wide
+from kernels.tiles import activate, narrow, slope_at, sum_type, wide, wide_type
 from kernels.tuning import Tile, choose, num_programs, tile
 
 BACKWARD_TILES = (
@@ -78,8 +78,7 @@ def backward(grad: Tensor, saved: Tensor, activation: str) -> tuple[Tensor, Tens
     """Gradient of the sum, and that summed over the rows; `saved` as in reference.backward."""
     rows, columns = grad.shape
     of_sum = torch.empty(grad.shape, dtype=grad.dtype, device=grad.device)
-    wide_type = torch.float64 if grad.dtype == torch.float64 else torch.float32
-    partial = torch.empty(0, dtype=wide_type, device=grad.device)
+    partial = torch.empty(0, dtype=wide_type(grad.dtype), device=grad.device)
 
     def run(choice: Tile) -> None:
         nonlocal partial
@@ -87,7 +86,7 @@ def backward(grad: Tensor, saved: Tensor, activation: str) -> tuple[Tensor, Tens
         blocks = triton.cdiv(rows, choice.sizes["BLOCK_M"])
         steps = triton.cdiv(blocks, num_programs(1024 // across))
         shares = triton.cdiv(blocks, steps)
-        partial = torch.empty(shares, columns, dtype=wide_type, device=grad.device)
+        partial = torch.empty(shares, columns, dtype=wide_type(grad.dtype), device=grad.device)
         launch(
             linear_act_bwd_kernel,
             (across, shares),
